@@ -1,0 +1,201 @@
+"""What a node is known to be. Comes from the agent as JSON and is checked here; nothing in it is trusted."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from orchestrator.model.frozen import Frozen
+
+Text = Annotated[str, StringConstraints(max_length=8192)]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Phase = Literal["starting", "joined", "loading", "kv", "graphs", "ready", "draining", "ended"]
+PHASES: tuple[Phase, ...] = ("starting", "joined", "loading", "kv", "graphs", "ready", "draining", "ended")
+
+
+class Host(Frozen):
+    """The machine and its kernel."""
+
+    hostname: Text
+    kernel: Text
+    machine: Text
+    python: Text
+    cpus: int = Field(ge=1)
+    user: Text
+
+
+class MemoryFacts(Frozen):
+    """From /proc/meminfo."""
+
+    total_bytes: int = Field(ge=0)
+    available_bytes: int = Field(ge=0)
+
+
+class Disk(Frozen):
+    """The filesystem that holds `path`."""
+
+    path: Text
+    filesystem: Text
+    total_bytes: int = Field(ge=0)
+    free_bytes: int = Field(ge=0)
+
+
+class Listener(Frozen):
+    """A TCP port that somebody listens on."""
+
+    port: int = Field(ge=1, le=65535)
+    address: Text
+    pid: int | None = None
+    process: Text | None = None
+
+
+class Desired(Frozen):
+    """What this node shall do."""
+
+    deployment: Text
+    generation: int = Field(ge=0)
+    state: Literal["serving", "stopped", "maintenance"]
+    profile: Text
+
+
+class CheckpointFacts(Frozen):
+    """The checkpoint as this node reads it."""
+
+    path: Text
+    index_sha256: Digest | None = None
+    shards: int = 0
+    total_bytes: int = 0
+    problems: tuple[Text, ...] = ()
+    """What is missing, truncated or unreadable."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """The shape keys of `config.json` that a plan needs."""
+
+
+class ShareFacts(Frozen):
+    """How this node reaches the checkpoint."""
+
+    mode: Literal["own", "same-host", "nfs"]
+    source: Text
+    path: Text
+
+
+class ProofFacts(Frozen):
+    """What this node read back from the checkpoint, to be compared with the other nodes."""
+
+    index_sha256: Digest
+    seed: int
+    blocks: int
+    blocks_sha256: Digest | None = None
+    """None in a prediction: the digest of an output cannot be known before."""
+    bytes_read: int = 0
+    bytes_per_s: float = 0.0
+
+
+class StoreFacts(Frozen):
+    """One packed Engram store."""
+
+    store: Digest
+    path: Text
+    complete: bool
+    bytes: int = Field(default=0, ge=0)
+    bytes_written: int = Field(default=0, ge=0)
+    """Written by the pack run that finished it, resumed bytes not counted."""
+
+
+class JobFacts(Frozen):
+    """Long work on the node."""
+
+    id: Text
+    kind: Text
+    spec: Digest
+    state: Literal["running", "done", "failed", "lost"]
+    done: int = 0
+    total: int = 0
+    unit: Text = ""
+    error: Text = ""
+    log_tail: tuple[Text, ...] = ()
+
+
+class RankFacts(Frozen):
+    """One rank that is here, or whose end is still recorded."""
+
+    deployment: Text
+    generation: int
+    rank: int
+    spec: Digest
+    alive: bool
+    phase: Phase
+    gate_open: bool = False
+    ended: Text = ""
+    """Why it ended, with the detail; empty while it lives."""
+    log_tail: tuple[Text, ...] = ()
+    memory_low_water_bytes: int | None = None
+    since_unix_s: float = 0.0
+    proven_store: Digest | None = None
+    """Store that the plug-in's proof names; None until the proof exists."""
+    padded: int | None = None
+    rows_read: int | None = None
+
+
+class BootFacts(Frozen):
+    """Record of one boot."""
+
+    deployment: Text
+    generation: int
+    memory_before_bytes: int
+    canary: bool = False
+    smoke: bool = False
+    started_unix_s: float = 0.0
+    ready_unix_s: float | None = None
+
+
+class LeaseFacts(Frozen):
+    """Who holds the node's lease."""
+
+    holder: Text
+    fence: int
+
+
+class NodeFacts(Frozen):
+    """Everything about one node at one moment."""
+
+    node: Text
+    boot_id: Text
+    machine_id: Text
+    agent: Digest
+    now_unix_s: float
+    host: Host
+    memory: MemoryFacts
+    disks: tuple[Disk, ...] = ()
+    listeners: tuple[Listener, ...] = ()
+    desired: Desired | None = None
+    blobs: tuple[Digest, ...] = ()
+    engines: tuple[Digest, ...] = ()
+    checkpoint: CheckpointFacts | None = None
+    share: ShareFacts | None = None
+    proof: ProofFacts | None = None
+    stores: tuple[StoreFacts, ...] = ()
+    jobs: tuple[JobFacts, ...] = ()
+    ranks: tuple[RankFacts, ...] = ()
+    boots: tuple[BootFacts, ...] = ()
+    lease: LeaseFacts | None = None
+    hardware: dict[str, Any] | None = None
+
+    def rank(self, deployment: str, rank: int, generation: int) -> RankFacts | None:
+        """That rank of that generation, alive or ended; None when unknown here."""
+        for found in self.ranks:
+            if (found.deployment, found.rank, found.generation) == (deployment, rank, generation):
+                return found
+        return None
+
+    def boot(self, deployment: str, generation: int) -> BootFacts | None:
+        """The record of that boot."""
+        for found in self.boots:
+            if (found.deployment, found.generation) == (deployment, generation):
+                return found
+        return None
+
+
+ClusterFacts = dict[str, NodeFacts]
+"""Facts by node name. A node that did not answer has no entry."""

@@ -1,0 +1,184 @@
+"""`profiles/*.yaml`: what to serve. Versioned and shareable; holds no address, no secret, no path of one machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from orchestrator.model.cluster import Port
+from orchestrator.model.frozen import Frozen, identity
+
+Scalar = str | int | float | bool
+
+
+class Evidence(Frozen):
+    """Who booted this profile, where, and where they say so."""
+
+    who: str
+    when: str
+    image: str
+    source: str
+
+
+class Model(Frozen):
+    """The checkpoint."""
+
+    name: str = Field(min_length=1, max_length=200)
+    """Repository name, for example `deepseek-ai/DeepSeek-V4.1-Flash`."""
+    served_name: str = Field(min_length=1, max_length=200)
+    """What clients send as `model`."""
+    revision: str = Field(min_length=1, max_length=64)
+    """Pinned revision of the repository."""
+
+
+class Engine(Frozen):
+    """The serving engine."""
+
+    name: Literal["sglang"]
+    version: str
+    runtime: Literal["process", "docker"]
+    """`process`: a process group on the node (lab); `docker`: a container from the built image."""
+    image: str | None = None
+    """Base image by digest, for the runtime `docker`."""
+
+
+class Padding(Frozen):
+    """Shapes after padding, for a tp that does not divide the model's own."""
+
+    num_attention_heads: int = Field(ge=1)
+    o_groups: int = Field(ge=1)
+
+
+class Parallel(Frozen):
+    """How the model is split."""
+
+    tp: int = Field(ge=1, le=64)
+    """Tensor-parallel ranks, one a node."""
+    padding: Padding | None = None
+
+
+class Engram(Frozen):
+    """Conditional memory tables."""
+
+    mode: Literal["disk", "memory"] = "disk"
+    ownership: Literal["balanced", "contiguous", "rows"] = "balanced"
+    layers: tuple[int, ...] = ()
+    """Decoder layers that carry a table."""
+
+
+class Memory(Frozen):
+    """Bounds on MemAvailable of a node."""
+
+    floor_bytes: int | None = Field(default=None, ge=0)
+    """The guard kills the engine below this; empty: MemAvailable at the start minus `floor_below_start_bytes`."""
+    floor_below_start_bytes: int | None = Field(default=None, ge=0)
+    gate_bytes: int = Field(default=0, ge=0)
+    """A rank is started only when at least this much is available."""
+    back_tolerance_bytes: int = Field(default=1 << 30, ge=0)
+    """`stop` is done when MemAvailable is back to its value before the boot minus this."""
+
+    @model_validator(mode="after")
+    def _one_floor(self) -> Memory:
+        if (self.floor_bytes is None) == (self.floor_below_start_bytes is None):
+            raise ValueError("exactly one of floor_bytes and floor_below_start_bytes must be set")
+        return self
+
+
+class Ports(Frozen):
+    """Ports on every node (plus the node's `port_offset`)."""
+
+    api: Port
+    """OpenAI API of rank 0; the metrics page of every rank."""
+    gate: Port
+    """SGLang's launch gate on rank 0; closed once the engine is activated."""
+    rendezvous: Port
+    """torch.distributed's store on rank 0."""
+    listen: str = "127.0.0.1"
+    """Address that the API listens on. Anything but loopback needs `api_key_file`."""
+    api_key_file: str | None = None
+    """File on the head with the API key, mode 600."""
+
+    @model_validator(mode="after")
+    def _key_beyond_loopback(self) -> Ports:
+        if self.listen not in {"127.0.0.1", "::1", "localhost"} and self.api_key_file is None:
+            raise ValueError(f"listen is {self.listen}: an API beyond loopback needs api_key_file")
+        return self
+
+
+class Deadlines(Frozen):
+    """How long each phase of a boot may take, seconds."""
+
+    join_s: float = Field(gt=0)
+    """From the start of rank 0 until every rank waits at the gate."""
+    ready_s: float = Field(gt=0)
+    """From the opened gate until the API answers."""
+    drain_s: float = Field(gt=0)
+    """From SIGTERM on rank 0 until every rank is gone; then SIGKILL."""
+    memory_s: float = Field(gt=0)
+    """How long freed memory may take to show in MemAvailable."""
+    pack_s: float = Field(gt=0)
+    """The whole pack job."""
+    canary_s: float = Field(gt=0)
+    """One canary answer."""
+    smoke_s: float = Field(gt=0)
+    """The whole smoke."""
+
+
+class FlagSetting(Frozen):
+    """A command-line flag that the SGLang argument parser accepts."""
+
+    flag: Annotated[str, StringConstraints(pattern=r"^--[a-z0-9][a-z0-9-]*$")]
+    value: Scalar | None = None
+    """Empty: a switch without a value."""
+    why: str = Field(min_length=1)
+    ranks: Literal["all", "head", "workers"] = "all"
+
+
+class EnvSetting(Frozen):
+    """An environment variable that SGLang, NCCL or torch reads."""
+
+    env: Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]*$")]
+    value: Scalar
+    why: str = Field(min_length=1)
+    ranks: Literal["all", "head", "workers"] = "all"
+
+
+class PluginSetting(Frozen):
+    """A switch of our own plug-in."""
+
+    plugin: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
+    value: Scalar
+    why: str = Field(min_length=1)
+
+
+class AbsentSetting(Frozen):
+    """Wanted, but nothing that we run offers it; `cost` says what that costs."""
+
+    absent: str = Field(min_length=1)
+    cost: str = Field(min_length=1)
+
+
+Setting = FlagSetting | EnvSetting | PluginSetting | AbsentSetting
+
+
+class Profile(Frozen):
+    """The whole file."""
+
+    schema_: Literal["sparkyard/profile/v1"] = Field(alias="schema")
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}$")]
+    """Also the name of the deployment."""
+    evidence: tuple[Evidence, ...] | Literal["none"]
+    model: Model
+    engine: Engine
+    parallel: Parallel
+    engram: Engram = Engram()
+    memory: Memory
+    ports: Ports
+    deadlines: Deadlines
+    settings: tuple[Setting, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """Identity of the profile: any change of it is another deployment spec."""
+        return identity(self.model_dump(mode="json", by_alias=True))
