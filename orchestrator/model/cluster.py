@@ -1,4 +1,4 @@
-"""`cluster.yaml`: where the nodes are and how they are reached. Private, written by `init`, `enroll` or `lab`."""
+"""`cluster.yaml`: where the nodes are and how they are reached. Private; written by `init` and `lab`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`profiles/*.yaml`: what to serve. Versioned and shareable; holds no address, no secret, no path of one machine."""
+"""`profiles/*.yaml`: what to serve. Versioned and shareable: no address, no secret, no path of one machine."""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ class Memory(Frozen):
     """Bounds on MemAvailable of a node."""
 
     floor_bytes: int | None = Field(default=None, ge=0)
-    """The guard kills the engine below this; empty: MemAvailable at the start minus `floor_below_start_bytes`."""
+    """The guard kills the engine below this; empty: see `floor_below_start_bytes`."""
     floor_below_start_bytes: int | None = Field(default=None, ge=0)
+    """The floor is MemAvailable before the boot minus this (the lab, where other programs share the host)."""
     gate_bytes: int = Field(default=0, ge=0)
     """A rank is started only when at least this much is available."""
     back_tolerance_bytes: int = Field(default=1 << 30, ge=0)

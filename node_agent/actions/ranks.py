@@ -1,0 +1,138 @@
+"""Ranks: start one behind its guard, open the launch gate, end one and prove that it is gone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from node_agent import look, process
+from node_agent.files import read_json, write_json
+from node_agent.home import Home
+from node_agent.wire import Refused, Report
+
+GATE_TIMEOUT_S = 30.0
+KILL_TIMEOUT_S = 20.0
+LOCKED = 75
+"""Exit code of a second process that wants the same folder (EX_TEMPFAIL of sysexits.h)."""
+KEPT_FOLDERS = 12
+"""Folders of earlier starts that are kept for their logs."""
+
+
+def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Start a rank unless it is running; a boot record with MemAvailable from before is written first."""
+    deployment, generation, rank = args["deployment"], int(args["generation"]), int(args["rank"])
+    folder = home.rank_folder(deployment, generation, rank)
+    if process.alive(folder / "pid.json") is not None:
+        return {"started": False}
+    engine = home.engines / args["engine"]
+    if not engine.is_dir():
+        raise Refused(f"engine package {args['engine'][:12]} is not installed; run build")
+    _prune(home)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if not home.boot_file(deployment, generation).exists():
+        write_json(
+            home.boot_file(deployment, generation),
+            {
+                "deployment": deployment,
+                "generation": generation,
+                "memory_before_bytes": look.memory()["available_bytes"],
+                "started_unix_s": time.time(),
+            },
+        )
+    before = int((read_json(home.boot_file(deployment, generation)) or {})["memory_before_bytes"])
+    write_json(folder / "rank.json", _here(home, args["body"], folder, engine, before))
+    write_json(
+        folder / "spec.json",
+        {
+            "body": args["body"],
+            "identity": args["spec"],
+            "started_unix_s": time.time(),
+            "argv": [args["python"], "-m", "sparkyard_engine.guard", str(folder / "rank.json")],
+            "env": {"PYTHONPATH": str(engine), look.RANK_MARK: str(folder / "rank.json")},
+        },
+    )
+    process.spawn("run-rank", folder, folder / "guard.out")
+    return {"started": True}
+
+
+def _here(home: Home, body: dict[str, Any], folder: Path, engine: Path, before_bytes: int) -> dict[str, Any]:
+    """The rank spec with this node's own folders and measured memory in the places that the controller left open."""
+    places = {
+        "{directory}": str(folder),
+        "{engine}": str(engine),
+        "{checkpoint}": str(home.checkpoint),
+        "{packs}": str(home.packs),
+    }
+
+    def put(value: Any) -> Any:
+        match value:
+            case str():
+                for name, path in places.items():
+                    value = value.replace(name, path)
+                return value
+            case list():
+                return [put(entry) for entry in value]
+            case dict():
+                return {key: put(entry) for key, entry in value.items()}
+        return value
+
+    here = {key: put(value) for key, value in body.items()}
+    below = here.pop("memory_floor_below_start_bytes", None)
+    if below is not None:
+        here["memory_floor_bytes"] = max(0, before_bytes - int(below))
+    return here
+
+
+def run(folder: Path) -> int:
+    """In the new process: become the guard."""
+    spec = read_json(folder / "spec.json")
+    if spec is None or not process.claim(folder):
+        return LOCKED
+    os.execvpe(spec["argv"][0], spec["argv"], {**os.environ, **spec["env"]})  # noqa: S606 - our own argument list
+
+
+def _prune(home: Home) -> None:
+    folders = (
+        sorted(home.ranks.iterdir(), key=lambda path: path.stat().st_mtime) if home.ranks.is_dir() else []
+    )
+    for folder in folders[:-KEPT_FOLDERS]:
+        if process.alive(folder / "pid.json") is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_gate(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Tell SGLang's launch gate on this node to let all ranks go on."""
+    url = f"http://127.0.0.1:{int(args['port'])}/gate/activate"
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, data=b"", method="POST"), timeout=GATE_TIMEOUT_S
+        ):
+            pass
+    except (urllib.error.URLError, OSError) as error:
+        raise Refused(f"the launch gate at {url} does not answer: {error}") from None
+    folder = home.rank_folder(args["deployment"], int(args["generation"]), 0)
+    (folder / "gate-open").touch()
+    return {}
+
+
+def stop(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
+    """End a rank: SIGTERM to its guard, after `grace_s` SIGKILL to all that it started. Refused when some stay."""
+    folder = home.rank_folder(args["deployment"], int(args["generation"]), int(args["rank"]))
+    pid = process.alive(folder / "pid.json")
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+        end = time.monotonic() + float(args["grace_s"])
+        while process.alive(folder / "pid.json") is not None and time.monotonic() < end:
+            time.sleep(0.1)
+    mark = str(folder / "rank.json")
+    leftover = len(process.marked(look.RANK_MARK).get(mark, []))
+    if survivors := process.kill_marked(look.RANK_MARK, mark, KILL_TIMEOUT_S):
+        raise Refused(f"rank {args['rank']} does not end: processes {survivors} survive SIGKILL")
+    return {"killed_processes": leftover}

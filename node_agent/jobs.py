@@ -1,0 +1,82 @@
+"""Long work: a process of its own that survives the channel, is found again, and is cancelled only explicitly.
+
+A job's folder holds `spec.json`, `pid.json` (the runner), `status.json` (written by the work itself,
+docs/formats.md), `exit.json` (written by the runner at the end) and `log`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from node_agent import process
+from node_agent.files import read_json, tail, write_json
+from node_agent.home import Home
+
+LOG_TAIL_LINES = 20
+
+
+def start(home: Home, job: str, kind: str, identity: str, argv: list[str], env: dict[str, str]) -> None:
+    """Start a job, unless the same one is running. The folder of an earlier, ended run is replaced."""
+    folder = home.jobs / job
+    if process.alive(folder / "pid.json") is not None:
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_json(
+        folder / "spec.json", {"id": job, "kind": kind, "identity": identity, "argv": argv, "env": env}
+    )
+    process.spawn("run-job", folder, folder / "log")
+
+
+def run(folder: Path) -> int:
+    """The runner: runs the job of ``folder`` as its child and writes down how it ended."""
+    spec = read_json(folder / "spec.json")
+    if spec is None or not process.claim(folder):
+        return 2
+    try:
+        code = subprocess.run(
+            spec["argv"], env={**os.environ, **spec["env"]}, cwd=folder, check=False
+        ).returncode
+        note = ""
+    except OSError as error:
+        code, note = 127, f"{spec['argv'][0]}: {error.strerror}"
+    write_json(folder / "exit.json", {"code": code, "note": note})
+    return code
+
+
+def facts(home: Home) -> list[dict[str, Any]]:
+    """One entry a job that this node remembers."""
+    found = []
+    for folder in sorted(home.jobs.iterdir()) if home.jobs.is_dir() else []:
+        spec = read_json(folder / "spec.json")
+        if spec is None:
+            continue
+        status = read_json(folder / "status.json") or {}
+        ended = read_json(folder / "exit.json")
+        if ended is not None:
+            state = "done" if ended.get("code") == 0 else "failed"
+        else:
+            state = "running" if process.alive(folder / "pid.json") is not None else "lost"
+        error = str(status.get("error") or (ended or {}).get("note") or "")
+        if state == "failed" and not error:
+            error = f"exit code {(ended or {}).get('code')}"
+        if state == "lost":
+            error = "the job's process is gone and left no exit code (killed, or the node was restarted)"
+        found.append(
+            {
+                "id": spec["id"],
+                "kind": spec["kind"],
+                "spec": spec["identity"],
+                "state": state,
+                "done": int(status.get("done") or 0),
+                "total": int(status.get("total") or 0),
+                "unit": str(status.get("unit") or ""),
+                "error": error[:4000],
+                "log_tail": tail(folder / "log", LOG_TAIL_LINES) if state in {"failed", "lost"} else [],
+            }
+        )
+    return found

@@ -1,0 +1,232 @@
+"""The facts that every verb needs: host, memory, disk, ports, and what of ours is here."""
+
+from __future__ import annotations
+
+import getpass
+import ipaddress
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+from node_agent import checkpoint, jobs, lease, process
+from node_agent.files import read_json, tail
+from node_agent.home import Home
+
+RANK_LOG_LINES = 25
+RANK_MARK = "SPARKYARD_RANK_SPEC"
+"""Environment variable of a guard and of everything below it: the path of its rank spec."""
+KEPT_RECORDS = 16
+"""Boots and ranks that are reported, newest first; older ones are of no use to a decision."""
+
+
+def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+    """One consistent reading, without hardware."""
+    desired = read_json(home.desired)
+    own = args.get("checkpoint")
+    share = read_json(home.share / "share.json")
+    seen = Path(own) if own else home.checkpoint if share else None
+    return {
+        "node": home.node,
+        "boot_id": process.boot_id(),
+        "machine_id": _machine_id(),
+        "agent": home.agent,
+        "now_unix_s": time.time(),
+        "host": {
+            "hostname": platform.node(),
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            "cpus": os.cpu_count() or 1,
+            "user": getpass.getuser(),
+        },
+        "memory": memory(),
+        "disks": [disk(home.root)],
+        "listeners": listeners(),
+        "desired": desired,
+        "blobs": _names(home.blobs),
+        "engines": _names(home.engines),
+        "checkpoint": checkpoint.facts(seen) if seen else None,
+        "share": share,
+        "proof": read_json(home.share / "proof.json"),
+        "stores": stores(home),
+        "jobs": jobs.facts(home),
+        "ranks": ranks(home),
+        "boots": boots(home),
+        "lease": lease.facts(home),
+    }
+
+
+def _machine_id() -> str:
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def memory() -> dict[str, int]:
+    """MemTotal and MemAvailable, bytes."""
+    values = {}
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        values[name] = int(rest.split()[0]) * 1024
+    return {"total_bytes": values["MemTotal"], "available_bytes": values["MemAvailable"]}
+
+
+def disk(path: Path) -> dict[str, Any]:
+    """Size and free space (for an ordinary user) of the filesystem that holds ``path``."""
+    here = path
+    while not here.exists():
+        here = here.parent
+    status = os.statvfs(here)
+    best, kind = "", ""
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split(" ")
+        point = fields[1].replace("\\040", " ")
+        if (str(here) + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return {
+        "path": str(path),
+        "filesystem": kind,
+        "total_bytes": status.f_blocks * status.f_frsize,
+        "free_bytes": status.f_bavail * status.f_frsize,
+    }
+
+
+def listeners() -> list[dict[str, Any]]:
+    """Listening TCP ports; the owner where this user may see it."""
+    inodes: dict[str, tuple[int, str]] = {}
+    found: dict[tuple[int, str], str] = {}
+    for name, family in (("tcp", 4), ("tcp6", 6)):
+        try:
+            lines = Path(f"/proc/net/{name}").read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == "0A":
+                address, port = fields[1].rsplit(":", 1)
+                found[int(port, 16), _address(address, family)] = fields[9]
+    wanted = set(found.values())
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                for handle in os.scandir(f"/proc/{entry}/fd"):
+                    target = os.readlink(handle.path)
+                    if target.startswith("socket:[") and target[8:-1] in wanted:
+                        name = (
+                            Path(f"/proc/{entry}/comm").read_text(encoding="utf-8", errors="replace").strip()
+                        )
+                        inodes.setdefault(target[8:-1], (int(entry), name))
+            except OSError:
+                continue
+    return [
+        {
+            "port": port,
+            "address": address,
+            "pid": inodes.get(inode, (None, None))[0],
+            "process": inodes.get(inode, (None, None))[1],
+        }
+        for (port, address), inode in sorted(found.items())
+    ][:1024]
+
+
+def _address(text: str, family: int) -> str:
+    raw = bytes.fromhex(text)
+    words = b"".join(raw[i : i + 4][::-1] for i in range(0, len(raw), 4))
+    return str(ipaddress.IPv4Address(words) if family == 4 else ipaddress.IPv6Address(words))
+
+
+def _names(folder: Path) -> list[str]:
+    """Entries whose name is a digest: whole by construction, since they get that name last."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        name for name in os.listdir(folder) if len(name) == 64 and set(name) <= set("0123456789abcdef")
+    )
+
+
+def stores(home: Home) -> list[dict[str, Any]]:
+    """Packed stores; complete when the manifest, which is written last, matches the sizes of the files."""
+    found = []
+    for name in _names(home.packs):
+        folder = home.packs / name
+        manifest = read_json(folder / "manifest.json")
+        written = read_json(folder / "written.json") or {}
+        complete, total = False, 0
+        if manifest is not None:
+            try:
+                files = {entry["file"]: int(entry["bytes"]) for entry in manifest["layers"]}
+                complete = manifest.get("store") == name and all(
+                    (folder / file).stat().st_size == size for file, size in files.items()
+                )
+                total = sum(files.values())
+            except (OSError, KeyError, TypeError, ValueError):
+                complete = False
+        found.append(
+            {
+                "store": name,
+                "path": str(folder),
+                "complete": complete,
+                "bytes": total,
+                "bytes_written": int(written.get("bytes") or 0),
+            }
+        )
+    return found
+
+
+def ranks(home: Home) -> list[dict[str, Any]]:
+    """Ranks of the newest starts, alive or ended."""
+    found = []
+    running = process.marked(RANK_MARK)
+    folders = (
+        sorted(home.ranks.iterdir(), key=lambda path: path.stat().st_mtime) if home.ranks.is_dir() else []
+    )
+    for folder in folders[-KEPT_RECORDS:]:
+        spec = read_json(folder / "spec.json")
+        if spec is None:
+            continue
+        body, status = spec["body"], read_json(folder / "status.json") or {}
+        alive = process.alive(folder / "pid.json") is not None
+        leftover = running.get(str(folder / "rank.json"), [])
+        ended = status.get("ended") or {}
+        reason = ""
+        if not alive and leftover:
+            reason = f"lost: the guard is gone, {len(leftover)} processes of the engine still run"
+        elif not alive:
+            reason = (
+                f"{ended.get('reason', 'lost')}: {ended.get('detail', 'the guard is gone without a word')}"
+            )
+        proof = status.get("proof") or {}
+        counters = status.get("engram") or {}
+        found.append(
+            {
+                "deployment": body["deployment"],
+                "generation": body["generation"],
+                "rank": body["rank"],
+                "spec": spec["identity"],
+                "alive": alive or bool(leftover),
+                "phase": str(status.get("phase", "starting")) if alive else "ended",
+                "gate_open": (folder / "gate-open").exists(),
+                "ended": reason[:2000],
+                "log_tail": tail(folder / "engine.log", RANK_LOG_LINES)
+                or tail(folder / "guard.out", RANK_LOG_LINES),
+                "memory_low_water_bytes": status.get("memory_low_water_bytes"),
+                "since_unix_s": float(spec.get("started_unix_s", 0.0)),
+                "proven_store": (proof.get("engram") or {}).get("store_id"),
+                "padded": proof.get("padded"),
+                "rows_read": counters.get("rows_requested"),
+            }
+        )
+    return found
+
+
+def boots(home: Home) -> list[dict[str, Any]]:
+    """Boot records, the newest last."""
+    paths = (
+        sorted(home.boots.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        if home.boots.is_dir()
+        else []
+    )
+    return [record for path in paths[-KEPT_RECORDS:] if (record := read_json(path)) is not None]
