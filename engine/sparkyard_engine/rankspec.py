@@ -32,13 +32,21 @@ class RankSpec:
     argv: tuple[str, ...]
     env: Mapping[str, str]
     directory: Path
-    memory_floor_bytes: int
+    memory_floor_bytes: int | None
+    memory_floor_below_start_bytes: int | None
     grace_s: float
     silence_limit_s: float
     api_port: int | None
     gate_port: int | None
     metrics_port: int | None
     plugin: Mapping[str, Any]
+
+
+def floor_bytes(spec: RankSpec, available_at_start_bytes: int) -> int:
+    """MemAvailable below which the engine ends."""
+    if spec.memory_floor_bytes is not None:
+        return spec.memory_floor_bytes
+    return max(0, available_at_start_bytes - (spec.memory_floor_below_start_bytes or 0))
 
 
 def identity_of(value: Mapping[str, Any]) -> str:
@@ -94,6 +102,9 @@ def parse(value: object) -> RankSpec:
     plugin = value.get("plugin")
     if not isinstance(plugin, dict):
         raise RankSpecError("plugin: expected an object")
+    floors = ("memory_floor_bytes", "memory_floor_below_start_bytes")
+    if sum(value.get(key) is not None for key in floors) != 1:
+        raise RankSpecError(f"{floors[0]}: exactly one of it and {floors[1]} must be given")
     rank, tp = take.whole("rank", 0), take.whole("tp", 1)
     if rank >= tp:
         raise RankSpecError(f"rank: expected less than tp = {tp}, found {rank}")
@@ -106,7 +117,8 @@ def parse(value: object) -> RankSpec:
         argv=tuple(argv),
         env=dict(env),
         directory=directory,
-        memory_floor_bytes=take.whole("memory_floor_bytes", 0),
+        memory_floor_bytes=take.whole_or_none("memory_floor_bytes", 0),
+        memory_floor_below_start_bytes=take.whole_or_none("memory_floor_below_start_bytes", 0),
         grace_s=take.seconds("grace_s"),
         silence_limit_s=take.seconds("silence_limit_s", SILENCE_LIMIT_S),
         api_port=take.port("api_port"),
@@ -131,6 +143,9 @@ class _Taker:
         if not isinstance(found, int) or isinstance(found, bool) or found < least:
             raise RankSpecError(f"{key}: expected a whole number of at least {least}, found {found!r}")
         return found
+
+    def whole_or_none(self, key: str, least: int) -> int | None:
+        return None if self.value.get(key) is None else self.whole(key, least)
 
     def seconds(self, key: str, default: float | None = None) -> float:
         found = self.value.get(key, default)

@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> int:
     try:
         spec = rankspec.load(Path(arguments[0]))
         spec.directory.mkdir(parents=True, exist_ok=True)
-        guard = Guard(spec, Path(arguments[0]).resolve())
+        guard = Guard(spec, Path(arguments[0]).absolute())
     except rankspec.RankSpecError as error:
         sys.stderr.write(f"guard: {error}\n")
         return 2

@@ -24,7 +24,7 @@ from sparkyard_engine.guard.output import Output, rotating
 from sparkyard_engine.guard.probes import Memory, watch_memory, watch_ports
 from sparkyard_engine.guard.signs import Phase, Sign
 from sparkyard_engine.guard.status import End, Moment, Reason
-from sparkyard_engine.rankspec import SPEC_VARIABLE, RankSpec
+from sparkyard_engine.rankspec import SPEC_VARIABLE, RankSpec, floor_bytes
 
 STATUS_PERIOD_S = 1.0
 ENGRAM_FILE = "engram.json"  # the reader's counters, written by the plug-in
@@ -75,6 +75,7 @@ class Guard:
         )  # its `put` may run in a signal handler
         self._over = threading.Event()
         self._memory = Memory.now()
+        self._floor_bytes = floor_bytes(spec, self._memory.available_bytes)
         self._phase = Phase.STARTING
         self._phases = {Phase.STARTING: time.time()}
         self._progress = Sign()
@@ -126,7 +127,7 @@ class Guard:
         spec, over = self._spec, self._over
         work: dict[str, Callable[[], None]] = {
             "output": output.pump,
-            "memory": partial(watch_memory, self._memory, spec.memory_floor_bytes, over, self._on_floor),
+            "memory": partial(watch_memory, self._memory, self._floor_bytes, over, self._on_floor),
             "ports": partial(
                 watch_ports, spec.rank, spec.api_port, spec.gate_port, over, self._on_joined, self._on_ready
             ),
@@ -185,10 +186,9 @@ class Guard:
             case Seen(sign):
                 self._advance(sign, engine_pid)
             case Floor(available_bytes):
-                floor = self._spec.memory_floor_bytes
                 self._decide(
                     Reason.MEMORY_FLOOR,
-                    f"MemAvailable was {available_bytes} B, below the floor of {floor} B: engine killed",
+                    f"MemAvailable was {available_bytes} B, below the floor of {self._floor_bytes} B: engine killed",
                 )
             case Stop(name):
                 self._stop(name, engine_pid)
