@@ -93,9 +93,9 @@ def _here(home: Home, body: dict[str, Any], folder: Path, engine: Path, before_b
 def run(folder: Path) -> int:
     """In the new process: become the guard."""
     spec = read_json(folder / "spec.json")
-    if spec is None or not process.claim(folder):
-        return LOCKED
-    os.execvpe(spec["argv"][0], spec["argv"], {**os.environ, **spec["env"]})  # noqa: S606 - our own argument list
+    if spec is not None and process.claim(folder):
+        os.execvpe(spec["argv"][0], spec["argv"], {**os.environ, **spec["env"]})  # noqa: S606 - our own argument list
+    return LOCKED
 
 
 def _prune(home: Home) -> None:

@@ -1,0 +1,59 @@
+"""pack: each serving node's own disk holds exactly its rank's Engram rows."""
+
+from __future__ import annotations
+
+from orchestrator.model.facts import ClusterFacts
+from orchestrator.model.frozen import identity
+from orchestrator.model.goal import Goal
+from orchestrator.model.step import Blocked, Decision, Failure, PackDone, Stage, StartPack, Step, Wait
+from orchestrator.plan.missing import unanswered
+
+START_BOUND_S = 60.0
+
+
+def decide(goal: Goal, facts: ClusterFacts) -> Decision:
+    """Start a job where the store is not complete, or adopt the one that runs, and wait for all."""
+    if blocked := unanswered(goal, facts):
+        return blocked
+    if goal.profile.engram.mode == "memory":
+        return None
+    steps, waits = [], []
+    for rank, node in enumerate(goal.ranked):
+        here = facts[node.name]
+        index = here.checkpoint.index_sha256 if here.checkpoint else None
+        if (
+            index is None
+            or here.proof is None
+            or index not in (here.proof.index_sha256, goal.index_sha256(facts))
+        ):
+            failure = Failure(node.name, "refused", "does not reach the checkpoint", "sparkyard share")
+            return Blocked((failure,))
+        store = goal.store(rank, index)
+        if any(found.store == store and found.complete for found in here.stores):
+            continue
+        if node.engine_python is None:
+            return Blocked((_no_python(node.name),))
+        spec = identity({"store": store, "engine": goal.package.digest})
+        if not any(job.kind == "pack" and job.spec == spec and job.state == "running" for job in here.jobs):
+            action = StartPack(
+                store,
+                goal.profile.model.revision,
+                goal.profile.parallel.tp,
+                rank,
+                goal.profile.engram.ownership,
+                goal.package.digest,
+                node.engine_python,
+                spec,
+            )
+            steps.append(Step(node.name, action, f"rank {rank}'s tables are not on this disk", START_BOUND_S))
+        waits.append(Wait(node.name, PackDone(store), f"rank {rank}'s tables", goal.profile.deadlines.pack_s))
+    return Stage("pack the Engram tables", tuple(steps), tuple(waits)) if waits else None
+
+
+def _no_python(node: str) -> Failure:
+    return Failure(
+        node,
+        "refused",
+        "the runtime 'process' needs the engine's Python on this node",
+        f"set engine_python of {node} in the cluster file",
+    )

@@ -1,0 +1,206 @@
+"""What an action changes. Plan, dry run and simulator come from it, and it is held to the truth after every stage."""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+from orchestrator.model.facts import (
+    PHASES,
+    BootFacts,
+    ClusterFacts,
+    Desired,
+    JobFacts,
+    NodeFacts,
+    ProofFacts,
+    RankFacts,
+    ShareFacts,
+    StoreFacts,
+)
+from orchestrator.model.step import (
+    Action,
+    AskCanary,
+    AttachCheckpoint,
+    Condition,
+    FetchBlob,
+    InstallEngine,
+    MemoryBack,
+    OpenGate,
+    PackDone,
+    ProveCheckpoint,
+    PutBlob,
+    RankAt,
+    RunSmoke,
+    SetDesired,
+    Stage,
+    StartPack,
+    StartRank,
+    StopRank,
+)
+
+
+def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> NodeFacts:
+    """Facts of the node once ``action`` has succeeded on it."""
+    match action:
+        case PutBlob(digest=digest) | FetchBlob(digest=digest):
+            return here.model_copy(update={"blobs": tuple(sorted({*here.blobs, digest}))})
+        case InstallEngine(digest=digest):
+            return here.model_copy(update={"engines": tuple(sorted({*here.engines, digest}))})
+        case AttachCheckpoint(mode=mode, source=source):
+            share = ShareFacts(mode=mode, source=source, path="")
+            owner = cluster.get(source.partition(":")[0], here)
+            return here.model_copy(update={"share": share, "checkpoint": here.checkpoint or owner.checkpoint})
+        case ProveCheckpoint(index_sha256=index, seed=seed, blocks=blocks):
+            return here.model_copy(update={"proof": ProofFacts(index_sha256=index, seed=seed, blocks=blocks)})
+        case StartPack(store=store, spec=spec):
+            job = JobFacts(id=f"pack-{store[:16]}", kind="pack", spec=spec, state="running")
+            kept = tuple(found for found in here.jobs if found.id != job.id)
+            return here.model_copy(update={"jobs": (*kept, job)})
+        case SetDesired(deployment=deployment, generation=generation, state=state, profile=profile):
+            desired = Desired(deployment=deployment, generation=generation, state=state, profile=profile)
+            return here.model_copy(update={"desired": desired})
+        case StartRank():
+            return _with_rank(here, action)
+        case OpenGate(deployment=deployment, generation=generation):
+            return _change_rank(here, deployment, generation, 0, {"gate_open": True})
+        case StopRank(deployment=deployment, generation=generation, rank=rank):
+            changes = {"alive": False, "phase": "ended", "ended": "stopped"}
+            return _change_rank(here, deployment, generation, rank, changes)
+        case AskCanary(deployment=deployment, generation=generation):
+            return _change_boot(here, deployment, generation, {"canary": True})
+        case RunSmoke(deployment=deployment, generation=generation):
+            return _change_boot(here, deployment, generation, {"smoke": True})
+        case _:
+            assert_never(action)
+
+
+def after_wait(here: NodeFacts, until: Condition) -> NodeFacts:
+    """Facts of the node once the condition holds."""
+    match until:
+        case PackDone(store=store):
+            jobs = tuple(
+                job.model_copy(update={"state": "done"}) if job.id == f"pack-{store[:16]}" else job
+                for job in here.jobs
+            )
+            kept = tuple(found for found in here.stores if found.store != store)
+            made = StoreFacts(store=store, path="", complete=True)
+            return here.model_copy(update={"jobs": jobs, "stores": (*kept, made)})
+        case RankAt(deployment=deployment, generation=generation, rank=rank, phase=phase):
+            here = _change_rank(here, deployment, generation, rank, {"phase": phase})
+            return _prove_rank(here, deployment, generation, rank) if phase == "ready" else here
+        case MemoryBack(available_bytes=wanted):
+            memory = here.memory.model_copy(update={"available_bytes": wanted})
+            return here.model_copy(update={"memory": memory})
+        case _:
+            assert_never(until)
+
+
+def after_stage(facts: ClusterFacts, stage: Stage) -> ClusterFacts:
+    """Facts of all nodes once every step has succeeded and every wait holds."""
+    result = dict(facts)
+    for step in stage.steps:
+        result[step.node] = after_action(result[step.node], step.action, facts)
+    for wait in stage.waits:
+        result[wait.node] = after_wait(result[wait.node], wait.until)
+        if isinstance(wait.until, RankAt) and wait.until.phase == "ready":
+            result = {
+                name: _ready_everywhere(here, wait.until.deployment, wait.until.generation)
+                for name, here in result.items()
+            }
+    return result
+
+
+def _with_rank(here: NodeFacts, action: StartRank) -> NodeFacts:
+    rank = RankFacts(
+        deployment=action.deployment,
+        generation=action.generation,
+        rank=action.rank,
+        spec=action.spec,
+        alive=True,
+        phase="starting",
+    )
+    kept = tuple(
+        found
+        for found in here.ranks
+        if (found.deployment, found.generation, found.rank) != (rank.deployment, rank.generation, rank.rank)
+    )
+    boots = here.boots
+    if here.boot(action.deployment, action.generation) is None:
+        boot = BootFacts(
+            deployment=action.deployment,
+            generation=action.generation,
+            memory_before_bytes=here.memory.available_bytes,
+        )
+        boots = (*boots, boot)
+    return here.model_copy(update={"ranks": (*kept, rank), "boots": boots})
+
+
+def _change_rank(
+    here: NodeFacts, deployment: str, generation: int, rank: int, changes: dict[str, Any]
+) -> NodeFacts:
+    ranks = tuple(
+        found.model_copy(update=changes)
+        if (found.deployment, found.generation, found.rank) == (deployment, generation, rank)
+        else found
+        for found in here.ranks
+    )
+    return here.model_copy(update={"ranks": ranks})
+
+
+def _change_boot(here: NodeFacts, deployment: str, generation: int, changes: dict[str, Any]) -> NodeFacts:
+    boots = tuple(
+        found.model_copy(update=changes)
+        if (found.deployment, found.generation) == (deployment, generation)
+        else found
+        for found in here.boots
+    )
+    return here.model_copy(update={"boots": boots})
+
+
+def _ready_everywhere(here: NodeFacts, deployment: str, generation: int) -> NodeFacts:
+    """Rank 0 is ready only after every rank has loaded, so the others have shown their proof by then."""
+    for found in here.ranks:
+        if (found.deployment, found.generation) == (deployment, generation) and found.alive:
+            here = _prove_rank(here, deployment, generation, found.rank)
+    return here
+
+
+def _prove_rank(here: NodeFacts, deployment: str, generation: int, rank: int) -> NodeFacts:
+    """A rank that serves has attached the newest complete store of its node."""
+    complete = [store.store for store in here.stores if store.complete]
+    return _change_rank(
+        here, deployment, generation, rank, {"proven_store": complete[-1] if complete else None}
+    )
+
+
+MEASURED = (
+    "memory.available_bytes",
+    "proof.blocks_sha256",
+    "ranks[].phase: it moves on by itself; what a wait asked for is checked by the wait",
+    "ranks[].ended: the words, not the fact",
+    "boots[].memory_before_bytes",
+)
+"""Fields that `decide` reads and that no prediction can know. Everything else it reads must come true exactly."""
+
+
+def decided(here: NodeFacts) -> dict[str, Any]:
+    """The fields that any `decide` reads, without the measured ones: what is held against the truth."""
+    return {
+        "engines": here.engines,
+        "blobs": here.blobs,
+        "share": (here.share.mode, here.share.source) if here.share else None,
+        "checkpoint": here.checkpoint.index_sha256 if here.checkpoint else None,
+        "proof": (here.proof.index_sha256, here.proof.seed, here.proof.blocks) if here.proof else None,
+        "stores": sorted(store.store for store in here.stores if store.complete),
+        "jobs": sorted((job.id, job.spec, job.state) for job in here.jobs if job.kind == "pack"),
+        "desired": here.desired.model_dump() if here.desired else None,
+        "ranks": sorted(
+            (found.deployment, found.generation, found.rank, found.spec, found.alive, found.gate_open)
+            for found in here.ranks
+        ),
+        "boots": sorted((boot.deployment, boot.generation, boot.canary, boot.smoke) for boot in here.boots),
+    }
+
+
+def reached(found: RankFacts, until: RankAt) -> bool:
+    """True when a rank is at the phase or later, and alive."""
+    return found.alive and PHASES.index(found.phase) >= PHASES.index(until.phase)

@@ -1,0 +1,90 @@
+"""stop: desired first, then drain through rank 0, then prove that every rank is gone and the memory is back."""
+
+from __future__ import annotations
+
+from orchestrator.model.facts import ClusterFacts
+from orchestrator.model.goal import Goal
+from orchestrator.model.step import (
+    Blocked,
+    Decision,
+    Failure,
+    MemoryBack,
+    SetDesired,
+    Stage,
+    Step,
+    StopRank,
+    Wait,
+)
+
+SHORT_BOUND_S = 60.0
+WORKER_GRACE_S = 15.0
+"""A worker ignores SIGTERM and ends by itself once rank 0 has drained; this is how long it gets."""
+
+
+def decide(goal: Goal, facts: ClusterFacts) -> Decision:
+    """Ends every rank of the deployment on every node that answered; the others are named at the end."""
+    return (
+        _desired(goal, facts)
+        or _ranks(goal, facts, head=True)
+        or _ranks(goal, facts, head=False)
+        or _memory(goal, facts)
+        or _unanswered(goal, facts)
+    )
+
+
+def _desired(goal: Goal, facts: ClusterFacts) -> Stage | None:
+    name = goal.profile.name
+    steps = []
+    for here in facts.values():
+        record = here.desired
+        if record is not None and record.deployment == name and record.state == "serving":
+            action = SetDesired(name, record.generation, "stopped", record.profile)
+            steps.append(Step(here.node, action, "so that nobody starts it again", SHORT_BOUND_S))
+    return Stage("desired: stopped", tuple(steps)) if steps else None
+
+
+def _ranks(goal: Goal, facts: ClusterFacts, *, head: bool) -> Stage | None:
+    steps = []
+    for here in facts.values():
+        for found in here.ranks:
+            if found.alive and found.deployment == goal.profile.name and (found.rank == 0) == head:
+                grace_s = goal.profile.deadlines.drain_s if head else WORKER_GRACE_S
+                action = StopRank(found.deployment, found.generation, found.rank, grace_s)
+                why = "drain the requests" if head else "still here after the drain"
+                steps.append(Step(here.node, action, why, grace_s + SHORT_BOUND_S))
+    title = "drain through rank 0" if head else "end the other ranks"
+    return Stage(title, tuple(steps)) if steps else None
+
+
+def _memory(goal: Goal, facts: ClusterFacts) -> Stage | None:
+    """Compared with the newest boot of this deployment on each node."""
+    waits = []
+    for here in facts.values():
+        boots = [boot for boot in here.boots if boot.deployment == goal.profile.name]
+        if not boots:
+            continue
+        newest = max(boots, key=lambda boot: boot.generation)
+        wanted = newest.memory_before_bytes - goal.profile.memory.back_tolerance_bytes
+        if here.memory.available_bytes < wanted:
+            why = f"{wanted / 2**30:.1f} GiB were available before the boot, less the tolerance"
+            waits.append(Wait(here.node, MemoryBack(wanted), why, goal.profile.deadlines.memory_s))
+    return Stage("wait until the memory is back", waits=tuple(waits)) if waits else None
+
+
+def _unanswered(goal: Goal, facts: ClusterFacts) -> Blocked | None:
+    gone = [node.name for node in goal.cluster.nodes if node.name not in facts]
+    return (
+        Blocked(
+            tuple(
+                Failure(
+                    name,
+                    "unreachable",
+                    "did not answer: whether its rank is gone is unknown",
+                    "look at the node, then run stop again",
+                )
+                for name in gone
+            )
+        )
+        if gone
+        else None
+    )
