@@ -1,0 +1,1 @@
+"""Recorded nodes, made from public values."""
