@@ -144,7 +144,8 @@ def _stop_barrier(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
     for here in facts.values():
         for found in here.ranks:
             if found.alive and found.deployment == goal.profile.name and found.generation != target:
-                action = StopRank(found.deployment, found.generation, found.rank, _grace_s(goal, found.rank))
+                grace_s = goal.profile.deadlines.drain_s
+                action = StopRank(found.deployment, found.generation, found.rank, grace_s)
                 steps.append(
                     Step(
                         here.node,
@@ -154,10 +155,6 @@ def _stop_barrier(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
                     )
                 )
     return Stage("stop the older gang", tuple(steps)) if steps else None
-
-
-def _grace_s(goal: Goal, rank: int) -> float:
-    return goal.profile.deadlines.drain_s if rank == 0 else goal.profile.deadlines.drain_s / 2
 
 
 def _ports_free(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:
@@ -227,36 +224,38 @@ def _start(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
 
     if workers:
         return Stage("start the workers", tuple(start(rank) for rank in workers))
-    return Stage("start the head", (start(0),))
+    return Stage("start the head", (start(0),), (_joined(goal, target),))
+
+
+def _joined(goal: Goal, target: int) -> Wait:
+    """Rank 0 answers at its gate only once every rank has joined; a single rank has no gate."""
+    name, deadlines = goal.profile.name, goal.profile.deadlines
+    if goal.profile.parallel.tp == 1:
+        return _ready(goal, target)
+    until = RankAt(name, target, 0, "joined")
+    return Wait(goal.head.name, until, "every rank joins the group", deadlines.join_s)
+
+
+def _ready(goal: Goal, target: int) -> Wait:
+    until = RankAt(goal.profile.name, target, 0, "ready")
+    return Wait(goal.head.name, until, "weights, KV pool, warm-up", goal.profile.deadlines.ready_s)
 
 
 def _activate(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
-    name, deadlines = goal.profile.name, goal.profile.deadlines
+    """The gate, or what is left of the way to ready when an earlier run has opened it."""
+    name = goal.profile.name
     head = facts[goal.head.name].rank(name, 0, target)
     if head is None:
         raise AssertionError("the head's rank was just found running")
-    ready = Wait(
-        goal.head.name, RankAt(name, target, 0, "ready"), "weights, KV pool, warm-up", deadlines.ready_s
-    )
     if head.phase == "ready":
         return None
     if goal.profile.parallel.tp == 1 or head.gate_open:
-        return Stage("wait until it serves", waits=(ready,))
+        return Stage("wait until it serves", waits=(_ready(goal, target),))
     if head.phase == "starting":
-        waits = tuple(
-            Wait(
-                node.name,
-                RankAt(name, target, rank, "joined"),
-                f"rank {rank} joins the group",
-                deadlines.join_s,
-            )
-            for rank, node in enumerate(goal.ranked)
-            if rank == 0
-        )
-        return Stage("wait until every rank has joined", waits=waits)
+        return Stage("wait until every rank has joined", waits=(_joined(goal, target),))
     action = OpenGate(name, target, goal.port(goal.head, goal.profile.ports.gate))
     step = Step(goal.head.name, action, "every rank waits at the gate", SHORT_BOUND_S)
-    return Stage("open the launch gate", (step,), (ready,))
+    return Stage("open the launch gate", (step,), (_ready(goal, target),))
 
 
 def _plugin_proven(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:

@@ -1,4 +1,4 @@
-"""stop: desired first, then drain through rank 0, then prove that every rank is gone and the memory is back."""
+"""stop: desired first, then drain, then prove that every rank is gone and the memory is back."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from orchestrator.model.step import (
 )
 
 SHORT_BOUND_S = 60.0
-WORKER_GRACE_S = 15.0
-"""A worker ignores SIGTERM and ends by itself once rank 0 has drained; this is how long it gets."""
 
 
-def decide(goal: Goal, facts: ClusterFacts) -> Decision:
-    """Ends every rank of the deployment on every node that answered; the others are named at the end."""
+def decide(goal: Goal, facts: ClusterFacts, *, grace_s: float) -> Decision:
+    """Ends every rank of the deployment on every node that answered; the others are named at the end.
+
+    Args:
+        grace_s: from SIGTERM to SIGKILL. Rank 0 drains its requests in that time and tells the others to end.
+    """
     return (
         _desired(goal, facts)
-        or _ranks(goal, facts, head=True)
-        or _ranks(goal, facts, head=False)
+        or _ranks(goal, facts, grace_s)
         or _memory(goal, facts)
         or _unanswered(goal, facts)
     )
@@ -43,17 +44,15 @@ def _desired(goal: Goal, facts: ClusterFacts) -> Stage | None:
     return Stage("desired: stopped", tuple(steps)) if steps else None
 
 
-def _ranks(goal: Goal, facts: ClusterFacts, *, head: bool) -> Stage | None:
+def _ranks(goal: Goal, facts: ClusterFacts, grace_s: float) -> Stage | None:
+    """All at once: SIGTERM makes rank 0 drain, and a worker, which ignores it, waits for rank 0 or for its SIGKILL."""
     steps = []
     for here in facts.values():
         for found in here.ranks:
-            if found.alive and found.deployment == goal.profile.name and (found.rank == 0) == head:
-                grace_s = goal.profile.deadlines.drain_s if head else WORKER_GRACE_S
+            if found.alive and found.deployment == goal.profile.name:
                 action = StopRank(found.deployment, found.generation, found.rank, grace_s)
-                why = "drain the requests" if head else "still here after the drain"
-                steps.append(Step(here.node, action, why, grace_s + SHORT_BOUND_S))
-    title = "drain through rank 0" if head else "end the other ranks"
-    return Stage(title, tuple(steps)) if steps else None
+                steps.append(Step(here.node, action, "the deployment shall stop", grace_s + SHORT_BOUND_S))
+    return Stage("drain and end every rank", tuple(steps)) if steps else None
 
 
 def _memory(goal: Goal, facts: ClusterFacts) -> Stage | None:

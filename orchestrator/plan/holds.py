@@ -1,0 +1,88 @@
+"""Whether a condition that is waited for holds, cannot hold any more, or is still open. Pure."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from orchestrator.model.facts import ClusterFacts, NodeFacts
+from orchestrator.model.step import Failure, MemoryBack, PackDone, RankAt, Wait
+from orchestrator.plan.predict import reached
+
+
+def holds(wait: Wait, facts: ClusterFacts) -> bool | Failure:
+    """True, False (not yet), or the failure that makes it impossible. A node without facts is "not yet"."""
+    here = facts.get(wait.node)
+    if here is None:
+        return False
+    match wait.until:
+        case PackDone(store=store):
+            return _packed(here, store)
+        case RankAt() as until:
+            return _rank_at(facts, here, until)
+        case MemoryBack(available_bytes=wanted):
+            return here.memory.available_bytes >= wanted
+        case _:
+            assert_never(wait.until)
+
+
+def _packed(here: NodeFacts, store: str) -> bool | Failure:
+    if any(found.store == store and found.complete for found in here.stores):
+        return True
+    for job in here.jobs:
+        if job.id == f"pack-{store[:16]}" and job.state in {"failed", "lost"}:
+            return Failure(
+                here.node,
+                "failed",
+                f"the pack job ended: {job.error}",
+                "run pack again: it resumes",
+                job.log_tail,
+            )
+    return False
+
+
+def _rank_at(facts: ClusterFacts, here: NodeFacts, until: RankAt) -> bool | Failure:
+    """One dead rank stops all: the wait for rank 0 fails with the rank that ended first being named."""
+    for other in sorted(facts.values(), key=lambda node: node.node):
+        for found in other.ranks:
+            if (found.deployment, found.generation) == (
+                until.deployment,
+                until.generation,
+            ) and not found.alive:
+                return Failure(
+                    other.node,
+                    "failed",
+                    f"rank {found.rank} ended while the gang was starting: {found.ended}",
+                    f"sparkyard logs --rank {found.rank}",
+                    found.log_tail,
+                )
+    rank = here.rank(until.deployment, until.rank, until.generation)
+    if rank is None:
+        return Failure(here.node, "failed", f"rank {until.rank} is not here any more", "sparkyard status")
+    return reached(rank, until)
+
+
+def timed_out(wait: Wait, facts: ClusterFacts) -> Failure:
+    """The failure of a wait whose deadline has passed: what was seen last against what was expected."""
+    here = facts.get(wait.node)
+    if here is None:
+        return Failure(
+            wait.node, "unreachable", f"did not answer while waiting: {wait.why}", "sparkyard doctor"
+        )
+    evidence: tuple[str, ...] = ()
+    match wait.until:
+        case PackDone():
+            seen = ", ".join(
+                f"{job.done:,} of {job.total:,} {job.unit}" for job in here.jobs if job.kind == "pack"
+            )
+        case RankAt(deployment=deployment, rank=rank, generation=generation, phase=phase):
+            found = here.rank(deployment, rank, generation)
+            seen = f"phase {found.phase if found else 'none'}, expected {phase}"
+            evidence = found.log_tail if found else ()
+        case MemoryBack(available_bytes=wanted):
+            seen = f"{here.memory.available_bytes:,} bytes available, expected {wanted:,}"
+        case _:
+            assert_never(wait.until)
+    message = f"{wait.why}: not within {wait.deadline_s:.0f} s ({seen or 'nothing seen'})"
+    return Failure(
+        wait.node, "timeout", message, "sparkyard logs; a longer deadline is in the profile", evidence
+    )
