@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol
 
 from orchestrator.errors import AskError
@@ -110,7 +110,7 @@ class Channel:
                 queue.get_nowait()
             queue.put_nowait({"end": True})
 
-    async def ask(self, request: Ask) -> AsyncIterator[Message]:
+    async def ask(self, request: Ask) -> AsyncGenerator[Message]:
         """As `Node.ask`, without the bound. Leaving the iteration early cancels the request on the node."""
         self._next_id += 1
         number = self._next_id
@@ -188,11 +188,18 @@ class AgentNode:
 
     async def ask(self, request: Ask, *, timeout_s: float) -> AsyncIterator[Message]:
         """See `Node.ask`."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        stream: AsyncGenerator[Message] | None = None
         try:
-            async with asyncio.timeout(timeout_s):
-                channel = await self._open()
-                async for message in channel.ask(request):
-                    yield message
+            async with asyncio.timeout_at(deadline):
+                stream = (await self._open()).ask(request)
+            while True:
+                # The bound is on us, not on the reader: nothing is yielded inside the timeout.
+                async with asyncio.timeout_at(deadline):
+                    message = await anext(stream)
+                yield message
+        except StopAsyncIteration:
+            return
         except TimeoutError:
             text = f"{request.what}: no answer within {timeout_s:.0f} s"
             yield Reply(
@@ -203,6 +210,9 @@ class AgentNode:
             yield Reply({}, Failure(self.name, kind, str(error), "", error.evidence))
         except OSError as error:
             yield Reply({}, Failure(self.name, "unreachable", str(error), "check address, port and network"))
+        finally:
+            if stream is not None:
+                await stream.aclose()
 
     async def close(self) -> None:
         """See `Node.close`."""

@@ -1,0 +1,69 @@
+"""Actions and conditions in a few words, for people. The same words in plan, progress and events."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from orchestrator.model.step import (
+    Action,
+    AskCanary,
+    AttachCheckpoint,
+    Condition,
+    FetchBlob,
+    InstallEngine,
+    MemoryBack,
+    OpenGate,
+    PackDone,
+    ProveCheckpoint,
+    PutBlob,
+    RankAt,
+    RunSmoke,
+    SetDesired,
+    StartPack,
+    StartRank,
+    StopRank,
+)
+
+
+def action(value: Action) -> str:
+    """What is done."""
+    match value:
+        case PutBlob(digest=digest, size_bytes=size):
+            return f"receive engine package {digest[:12]} ({size:,} bytes)"
+        case FetchBlob(digest=digest, source=source):
+            return f"fetch engine package {digest[:12]} from {source}"
+        case InstallEngine(digest=digest):
+            return f"install engine package {digest[:12]}"
+        case AttachCheckpoint(mode=mode, source=source):
+            return f"reach the checkpoint of {source} ({mode})"
+        case ProveCheckpoint(blocks=blocks):
+            return f"read the index and {blocks} blocks of the checkpoint"
+        case StartPack(rank=rank, store=store):
+            return f"start packing rank {rank} into store {store[:12]}"
+        case SetDesired(deployment=deployment, generation=generation, state=state):
+            return f"desired: {deployment} {state}, generation {generation}"
+        case StartRank(rank=rank, generation=generation):
+            return f"start rank {rank} (generation {generation})"
+        case OpenGate():
+            return "open the launch gate"
+        case StopRank(rank=rank, generation=generation):
+            return f"stop rank {rank} (generation {generation})"
+        case AskCanary():
+            return "ask the canary"
+        case RunSmoke():
+            return "smoke the API"
+        case _:
+            assert_never(value)
+
+
+def condition(value: Condition) -> str:
+    """What is waited for."""
+    match value:
+        case PackDone(store=store):
+            return f"store {store[:12]} complete"
+        case RankAt(rank=rank, phase=phase):
+            return f"rank {rank} at {phase}"
+        case MemoryBack(available_bytes=wanted):
+            return f"{wanted / 2**30:.1f} GiB available"
+        case _:
+            assert_never(value)
