@@ -242,9 +242,11 @@ async def _wait_for_all(world: World, waits: tuple[Wait, ...]) -> tuple[Failure,
         facts, missing = await look(world.nodes, world.look_args())
         now = world.clock.now()
         seen.update(dict.fromkeys(facts, now))
-        for failure in missing:
-            if failure.node in seen and now - seen[failure.node] > UNREACHABLE_GRACE_S:
-                failures.append(failure)
+        failures.extend(
+            failure
+            for failure in missing
+            if failure.node in seen and now - seen[failure.node] > UNREACHABLE_GRACE_S
+        )
         for wait in list(pending):
             match holds(wait, facts):
                 case True:
