@@ -153,12 +153,11 @@ def stores(home: Home) -> list[dict[str, Any]]:
     for name in _names(home.packs):
         folder = home.packs / name
         manifest = read_json(folder / "manifest.json")
-        written = read_json(folder / "written.json") or {}
         complete, total = False, 0
         if manifest is not None:
             try:
                 files = {entry["file"]: int(entry["bytes"]) for entry in manifest["layers"]}
-                complete = manifest.get("store") == name and all(
+                complete = manifest.get("store_id") == name and all(
                     (folder / file).stat().st_size == size for file, size in files.items()
                 )
                 total = sum(files.values())
@@ -170,7 +169,6 @@ def stores(home: Home) -> list[dict[str, Any]]:
                 "path": str(folder),
                 "complete": complete,
                 "bytes": total,
-                "bytes_written": int(written.get("bytes") or 0),
             }
         )
     return found

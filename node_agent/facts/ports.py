@@ -50,12 +50,12 @@ def owners(source: Source, inodes: set[int]) -> dict[int, tuple[int, str]]:
         if not name.isdecimal():
             continue
         try:
-            descriptors = os.listdir(f"/proc/{name}/fd")  # noqa: PTH208 - names of thousands of processes
+            descriptors = os.listdir(f"/proc/{name}/fd")
         except OSError:
             continue
         for descriptor in descriptors:
             try:
-                link = os.readlink(f"/proc/{name}/fd/{descriptor}")  # noqa: PTH115 - as above
+                link = os.readlink(f"/proc/{name}/fd/{descriptor}")
             except OSError:
                 continue
             match = re.fullmatch(r"socket:\[(\d{1,20})\]", link)

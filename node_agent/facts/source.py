@@ -106,7 +106,7 @@ class Live:
 
     def names(self, folder: str) -> list[str]:
         try:
-            return sorted(os.listdir(self._place(folder)))  # noqa: PTH208 - names, not paths, are wanted
+            return sorted(os.listdir(self._place(folder)))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except PermissionError as error:

@@ -99,8 +99,6 @@ class StoreFacts(Frozen):
     path: Text
     complete: bool
     bytes: int = Field(default=0, ge=0)
-    bytes_written: int = Field(default=0, ge=0)
-    """Written by the pack run that finished it, resumed bytes not counted."""
 
 
 class JobFacts(Frozen):
@@ -113,6 +111,8 @@ class JobFacts(Frozen):
     done: int = 0
     total: int = 0
     unit: Text = ""
+    written_bytes: int = 0
+    """What the ended job wrote to disk, by the kernel's count."""
     error: Text = ""
     log_tail: tuple[Text, ...] = ()
 
