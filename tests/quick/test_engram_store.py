@@ -16,17 +16,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkyard_engine.engram import crc32c, pack
-from sparkyard_engine.engram.errors import ReadError, Reject, StoreError
+from sparkyard_engine.engram import crc32c, native, pack
+from sparkyard_engine.engram.errors import ConfigError, OwnershipError, ReadError, Reject, StoreError
 from sparkyard_engine.engram.format import PAGE_BYTES, Identity, PageSeal, check_header
 from sparkyard_engine.engram.hashing import Layout
 from sparkyard_engine.engram.manifest import decode, encode, load
 from sparkyard_engine.engram.ownership import Ownership
-from sparkyard_engine.engram.reader import Reader, open_layer_file
+from sparkyard_engine.engram.reader import Backend, Reader, open_layer_file
 from sparkyard_engine.engram.source import open_checkpoint
 from tests.engram_checkpoint import write_checkpoint, write_sparse_checkpoint
 
 VOCAB = 61
+BACKENDS = (
+    (Backend.PYTHON, Backend.IO_URING, Backend.POOL) if native.library() is not None else (Backend.PYTHON,)
+)
 LAYOUT = Layout.build(layer_ids=(1, 14), max_ngram_size=4, heads=2, vocab_size=VOCAB)
 
 
@@ -38,12 +41,17 @@ def run_pack(
 
 
 def read_all(store: Path, layer: int, tables) -> None:
-    with Reader(store, layer) as reader:
+    for backend in BACKENDS:
+        read_with(store, layer, tables, backend)
+
+
+def read_with(store: Path, layer: int, tables, backend: Backend) -> None:
+    with Reader(store, layer, backend=backend) as reader:
         ids = np.concatenate([np.arange(0), *(np.arange(a, b) for a, b in reader.slice.ranges)])
         weight, scale = np.empty((len(ids), 256), np.uint8), np.empty((len(ids), 8), np.uint8)
         reader.read_rows(ids, weight, scale)
-    assert (weight == tables[layer][0][ids]).all()
-    assert (scale == tables[layer][1][ids]).all()
+        assert (weight == tables[layer][0][ids]).all()
+        assert (scale == tables[layer][1][ids]).all()
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +101,11 @@ def test_round_trip_of_any_layout(
     shutil.rmtree(base)
 
 
-def test_repeats_and_foreign_rows_and_empty_batches(made) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_repeats_and_foreign_rows_and_empty_batches(made, backend) -> None:
     _, store, tables = made
-    with Reader(store, 14) as reader:
+    with Reader(store, 14, backend=backend) as reader:
+        assert reader.backend == backend
         ids = np.random.default_rng(3).integers(0, LAYOUT.table_rows[1], 400)
         weight, scale = np.full((400, 256), 9, np.uint8), np.full((400, 8), 9, np.uint8)
         owned = reader.read_owned(ids, weight, scale)
@@ -110,6 +120,56 @@ def test_repeats_and_foreign_rows_and_empty_batches(made) -> None:
         assert counters.rows_unique == len(np.unique(ids[owned])) < owned.sum()
         assert counters.bytes_read == counters.pages_read * PAGE_BYTES > 0
         assert sum(counters.latency) == 2
+
+
+@given(st.lists(st.integers(0, LAYOUT.table_rows[0] - 1), max_size=60), st.sampled_from([0, 2000, 1 << 20]))
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_all_readers_give_each_distinct_row_once(made, ids, cache_bytes) -> None:
+    _, store, tables = made
+    batch = np.asarray(ids, dtype=np.int64)
+    seen = []
+    for backend in BACKENDS:
+        with Reader(store, 1, backend=backend, cache_bytes=cache_bytes) as reader:
+            mine = reader.slice.owned(batch)
+            for _ in range(2):  # the second time through the cache, where there is one
+                weight, scale = np.full((len(ids), 256), 7, np.uint8), np.full((len(ids), 8), 7, np.uint8)
+                index = np.full(len(ids), 99, np.int32)
+                count = reader.read_distinct(batch, weight, scale, index)
+                assert count == len(np.unique(batch[mine]))
+                assert (index[~mine] == -1).all()
+                assert (weight[index[mine]] == tables[1][0][batch[mine]]).all()
+                assert (scale[index[mine]] == tables[1][1][batch[mine]]).all()
+            counters = reader.counters
+            assert counters.cache_hits <= count
+            assert counters.cache_hits == (
+                count if cache_bytes == 1 << 20 and backend != "python" else 0
+            ) or (cache_bytes == 2000)
+            seen.append((weight[:count].tobytes(), scale[:count].tobytes(), index.tobytes()))
+    assert len(set(seen)) == 1
+
+
+def test_large_batches_take_the_other_sort(made) -> None:
+    _, store, tables = made
+    ids = np.random.default_rng(5).integers(0, LAYOUT.table_rows[1], 9000)
+    for backend in BACKENDS:
+        weight, scale = np.empty((9000, 256), np.uint8), np.empty((9000, 8), np.uint8)
+        with Reader(store, 14, backend=backend) as reader:
+            mine = reader.read_owned(ids, weight, scale)
+        assert (weight[mine] == tables[14][0][ids[mine]]).all()
+        assert (scale[mine] == tables[14][1][ids[mine]]).all()
+        assert not weight[~mine].any()
+
+
+def test_outputs_that_do_not_fit_are_refused(made) -> None:
+    with Reader(made[1], 1) as reader:
+        ids = np.full(2, reader.slice.ranges[0][0])
+        for weight, scale in (
+            (np.empty((1, 256), np.uint8), np.empty((2, 8), np.uint8)),
+            (np.empty((2, 256), np.int8), np.empty((2, 8), np.uint8)),
+            (np.empty((2, 512), np.uint8)[:, ::2], np.empty((2, 8), np.uint8)),
+        ):
+            with pytest.raises(ConfigError, match="outputs must be"):
+                reader.read_rows(ids, weight, scale)
 
 
 def test_a_second_pack_touches_nothing(made) -> None:
@@ -194,10 +254,13 @@ def torn(store: Path, other: Path) -> bytes:
         (Reject.FOREIGN_PAGE, lambda _, other: page_of(other, 1, 2)),
     ],
 )
-def test_a_bad_page_is_named_with_its_row_and_never_served(made, store, tmp_path, reason, what) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_bad_page_is_named_with_its_row_and_never_served(
+    made, store, tmp_path, reason, what, backend
+) -> None:
     assert run_pack(made[0], tmp_path / "other", tp=4) == 0
     damage(store, 2 * PAGE_BYTES, what(store, tmp_path / "other"))
-    with Reader(store, 1) as reader:
+    with Reader(store, 1, backend=backend) as reader:
         first = reader.slice.ranges[0][0]
         weight, scale = np.empty((2, 256), np.uint8), np.empty((2, 8), np.uint8)
         reader.read_rows(np.asarray([first, first + 1]), weight, scale)
@@ -205,6 +268,18 @@ def test_a_bad_page_is_named_with_its_row_and_never_served(made, store, tmp_path
             reader.read_rows(np.asarray([first, first + 16]), weight, scale)
         assert (refused.value.reason, refused.value.row, refused.value.page) == (reason, first + 16, 2)
         assert reader.counters.errors == 1
+        reader.read_rows(np.asarray([first, first + 1]), weight, scale)  # the others are served as before
+        with pytest.raises(OwnershipError, match="not in this slice"):
+            reader.read_rows(np.asarray([first, first - 1]), weight, scale)
+        with (store / "layer-1.rows").open("r+b") as file:
+            file.truncate(2 * PAGE_BYTES)
+        with pytest.raises(ReadError) as refused:
+            reader.read_rows(np.asarray([first, first + 16]), weight, scale)
+        assert refused.value.reason == Reject.TRUNCATED
+
+
+def test_verify_refuses_a_damaged_store(made, store) -> None:
+    damage(store, 2 * PAGE_BYTES + 5, b"x")
     assert run_pack(made[0], store, "--verify") == 1
 
 

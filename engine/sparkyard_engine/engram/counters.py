@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from sparkyard_engine.engram.format import PAGE_BYTES
+
 # Upper bounds of the batch latency histogram in microseconds; the last bucket has none.
 LATENCY_BOUNDS_US: Final = (
     50,
@@ -29,34 +31,35 @@ def _no_latencies() -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Sums over all batches. latency: batches per bucket of LATENCY_BOUNDS_US."""
+    """Sums over all batches. rows_requested: ids of this slice, repeats counted. latency: batches per bucket of
+    LATENCY_BOUNDS_US.
+    """
 
     batches: int = 0
     rows_requested: int = 0
     rows_unique: int = 0
     cache_hits: int = 0
     pages_read: int = 0
-    bytes_read: int = 0
     errors: int = 0
     read_s: float = 0.0
     latency: tuple[int, ...] = field(default_factory=_no_latencies)
 
-    def plus(
-        self, *, requested: int, unique: int, hits: int, pages: int, page_bytes: int, took_s: float
-    ) -> Counters:
-        """One more batch."""
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of pages."""
+        return self.pages_read * PAGE_BYTES
+
+    def plus(self, *, requested: int, unique: int, pages: int, took_s: float) -> Counters:
+        """One more batch, without cache hits."""
         bucket = sum(took_s * 1e6 > bound for bound in LATENCY_BOUNDS_US)
-        latency = tuple(count + (place == bucket) for place, count in enumerate(self.latency))
-        return Counters(
-            self.batches + 1,
-            self.rows_requested + requested,
-            self.rows_unique + unique,
-            self.cache_hits + hits,
-            self.pages_read + pages,
-            self.bytes_read + page_bytes,
-            self.errors,
-            self.read_s + took_s,
-            latency,
+        return replace(
+            self,
+            batches=self.batches + 1,
+            rows_requested=self.rows_requested + requested,
+            rows_unique=self.rows_unique + unique,
+            pages_read=self.pages_read + pages,
+            read_s=self.read_s + took_s,
+            latency=tuple(count + (place == bucket) for place, count in enumerate(self.latency)),
         )
 
     def failed(self) -> Counters:

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import os
-import time
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkyard_engine.engram import manifest as manifests
+from sparkyard_engine.engram import native
 from sparkyard_engine.engram.counters import Counters
 from sparkyard_engine.engram.direct import DirectFile, aligned, open_direct
-from sparkyard_engine.engram.errors import EngramError, ReadError, Reject, StoreError
-from sparkyard_engine.engram.format import (
-    PAGE_BYTES,
-    ROWS_PER_PAGE,
-    Header,
-    Identity,
-    PageSeal,
-    check_header,
-    row_slots,
-)
+from sparkyard_engine.engram.errors import ConfigError, Reject, StoreError
+from sparkyard_engine.engram.format import PAGE_BYTES, Header, Identity, check_header
 from sparkyard_engine.engram.hashing import SCALE_BYTES, WEIGHT_BYTES
+from sparkyard_engine.engram.native_rows import NativeRows
+from sparkyard_engine.engram.rows import I32, I64, U8, PythonRows, Rows, Shape
 
-I64 = NDArray[np.int64]
-U8 = NDArray[np.uint8]
 
-UNIT_SCALE: Final = 127  # e8m0 127 is 1.0: with zero weights the row decodes to +0
-PASS_PAGES: Final = 4096  # pages read and checked at a time by the Python path: 16 MiB of buffer
+class Backend(StrEnum):
+    """How pages are read. AUTO takes the first of io_uring, pool, python that this machine has."""
+
+    AUTO = "auto"
+    IO_URING = "io_uring"
+    POOL = "pool"
+    PYTHON = "python"
 
 
 def open_layer_file(store: Path, layer: int, expected: Identity | None) -> tuple[Header, DirectFile]:
@@ -69,22 +67,59 @@ def check_layer_file(header: Header, file: DirectFile) -> None:
         )
 
 
+def choose(header: Header, file: DirectFile, backend: Backend, cache_bytes: int) -> tuple[Rows, str]:
+    """The reader and, in words, why it is this one. Raises ConfigError when the one asked for is not to be
+    had.
+    """
+    refused: list[str] = []
+    if backend is not Backend.PYTHON:
+        library = native.library()
+        if library is None:
+            refused.append(f"native: {native.missing()}")
+        for ring, name in ((True, Backend.IO_URING), (False, Backend.POOL)):
+            if library is None or backend not in (Backend.AUTO, name):
+                continue
+            try:
+                rows = NativeRows(header, file, library, ring=ring, cache_bytes=cache_bytes)
+            except OSError as wrong:
+                refused.append(f"{name}: {wrong.strerror}")
+                continue
+            return rows, "; ".join([str(name), *refused])
+        if backend is not Backend.AUTO:
+            raise ConfigError(f"backend {backend} is not available here: {'; '.join(refused)}")
+    return PythonRows(header, file), "; ".join(["python", *refused])
+
+
 class Reader:
     """Rows of one layer of one store.
 
-    expected: whose rows the caller needs; another store is refused at once. Not safe for two threads at a
-    time. No row is handed out that was not read from the page that its id names, with a checksum that proves
-    store, layer, page and bytes; anything else raises.
+    expected: whose rows the caller needs; another store is refused at once. cache_bytes: bound of the row
+    cache (native readers only; 0: none). One batch at a time. No row is handed out that was not read from the
+    page that its id names, with a checksum that proves store, layer, page and bytes; anything else raises.
+
+    backend: the one in use; backend_note: the same with the reasons against the better ones, for the status
+    file.
     """
 
-    def __init__(self, store: Path | str, layer: int, *, expected: Identity | None = None) -> None:
-        """Raises StoreError."""
+    def __init__(
+        self,
+        store: Path | str,
+        layer: int,
+        *,
+        expected: Identity | None = None,
+        backend: Backend | str = Backend.AUTO,
+        cache_bytes: int = 0,
+    ) -> None:
+        """Raises StoreError or ConfigError."""
+        wanted = Backend(backend)
         self.header, self._file = open_layer_file(Path(store), layer, expected)
         self.slice = self.header.slice
-        self._seal = PageSeal(bytes.fromhex(self.header.identity.store_id), layer)
-        self._pages = aligned(min(PASS_PAGES, max(self.header.pages, 1)) * PAGE_BYTES).reshape(-1, PAGE_BYTES)
-        self.counters = Counters()
-        self.backend = "python"
+        try:
+            self.rows, self.backend_note = choose(self.header, self._file, wanted, cache_bytes)
+        except BaseException:
+            self._file.close()
+            raise
+        self.backend = self.rows.backend
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +131,13 @@ class Reader:
 
     def close(self) -> None:
         """Ends the use of this reader."""
+        self.rows.close()
         self._file.close()
+
+    @property
+    def counters(self) -> Counters:
+        """Sums over all batches so far."""
+        return self.rows.counters()
 
     def read_rows(self, ids: I64, out_weight: U8, out_scale: U8) -> None:
         """Global row ids int64[n], any order, repeats allowed → out_weight uint8[n, 256], out_scale uint8[n,
@@ -104,76 +145,38 @@ class Reader:
 
         Raises OwnershipError or ReadError; the outputs are then undefined and must not be used.
         """
-        start = time.perf_counter()
-        try:
-            local, back = np.unique(self.slice.local(ids.reshape(-1)), return_inverse=True)
-            pages = self._read_unique(local, back, out_weight, out_scale)
-        except EngramError:
-            self.counters = self.counters.failed()
-            raise
-        self.counters = self.counters.plus(
-            requested=ids.size,
-            unique=len(local),
-            hits=0,
-            pages=pages,
-            page_bytes=pages * PAGE_BYTES,
-            took_s=time.perf_counter() - start,
-        )
+        flat = _check(ids, out_weight, out_scale)
+        self.rows.read(flat, Shape.PER_ID, False, out_weight, out_scale, None)
 
     def read_owned(self, ids: I64, out_weight: U8, out_scale: U8) -> NDArray[np.bool_]:
         """As `read_rows`, but ids of other ranks give rows that decode to +0; returns bool[n], true where
         owned.
         """
-        flat = ids.reshape(-1)
-        owned = self.slice.owned(flat)
-        if owned.all():
-            self.read_rows(flat, out_weight, out_scale)
-            return owned
-        mine = flat[owned]
-        weight = np.empty((len(mine), WEIGHT_BYTES), dtype=np.uint8)
-        scale = np.empty((len(mine), SCALE_BYTES), dtype=np.uint8)
-        self.read_rows(mine, weight, scale)
-        out_weight[~owned] = 0
-        out_scale[~owned] = UNIT_SCALE
-        out_weight[owned] = weight
-        out_scale[owned] = scale
-        return owned
+        flat = _check(ids, out_weight, out_scale)
+        self.rows.read(flat, Shape.PER_ID, True, out_weight, out_scale, None)
+        return self.slice.owned(flat)
 
-    def _read_unique(self, local: I64, back: NDArray[np.intp], out_weight: U8, out_scale: U8) -> int:
-        if not len(local):
-            return 0
-        pages, page_of = np.unique(local // ROWS_PER_PAGE + 1, return_inverse=True)
-        rows = np.empty((len(local), WEIGHT_BYTES + SCALE_BYTES), dtype=np.uint8)
-        slots = local % ROWS_PER_PAGE
-        for first in range(0, len(pages), len(self._pages)):
-            part = pages[first : first + len(self._pages)]
-            low, high = np.searchsorted(page_of, [first, first + len(part)])
-            self._read_pages(part, local)
-            rows[low:high] = row_slots(self._pages)[page_of[low:high] - first, slots[low:high]]
-        out_weight[...] = rows[back, :WEIGHT_BYTES]
-        out_scale[...] = rows[back, WEIGHT_BYTES:]
-        return len(pages)
+    def read_distinct(self, ids: I64, out_weight: U8, out_scale: U8, out_index: I32) -> int:
+        """Each distinct owned row once, ascending, in the first rows of the outputs; returns how many.
 
-    def _read_pages(self, numbers: I64, local: I64) -> None:
-        """Fills the first pages of the buffer and proves them. Raises ReadError."""
-        for place, number in enumerate(numbers.tolist()):
-            try:
-                got = self._file.read_into(self._pages[place], number * PAGE_BYTES)
-            except OSError as wrong:
-                raise self._failure(
-                    number, local, Reject.READ_FAILED, f"page {number}: {wrong.strerror}"
-                ) from None
-            if got < PAGE_BYTES:
-                raise self._failure(
-                    number, local, Reject.TRUNCATED, f"page {number}: {got} of {PAGE_BYTES} bytes"
-                )
-        used = self._pages[: len(numbers)]
-        sound = self._seal.valid(used, numbers)
-        if not sound.all():
-            bad = int(np.flatnonzero(~sound)[0])
-            raise self._failure(int(numbers[bad]), local, *self._seal.diagnose(used[bad], int(numbers[bad])))
+        out_index int32[n]: the place of each id's row, −1 for ids of other ranks. Raises ReadError.
+        """
+        flat = _check(ids, out_weight, out_scale)
+        if out_index.shape != flat.shape or out_index.dtype != np.int32:
+            raise ConfigError(f"out_index must be int32[{len(flat)}]")
+        return self.rows.read(flat, Shape.DISTINCT, True, out_weight, out_scale, out_index)
 
-    def _failure(self, page: int, local: I64, reason: Reject, words: str) -> ReadError:
-        first = int(local[np.searchsorted(local, (page - 1) * ROWS_PER_PAGE)])
-        row = self.slice.spans(first, 1)[0][0]
-        return ReadError(reason, f"{self._file.path}: row {row}: {words}", row=row, page=page)
+
+def _check(ids: I64, weight: U8, scale: U8) -> I64:
+    """The ids as a flat contiguous array. Raises ConfigError for outputs that a native reader would
+    overrun.
+    """
+    flat = np.ascontiguousarray(ids, dtype=np.int64).reshape(-1)
+    for array, width in ((weight, WEIGHT_BYTES), (scale, SCALE_BYTES)):
+        if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != width or len(array) < len(flat):
+            raise ConfigError(
+                f"outputs must be uint8[≥ {len(flat)}, {width}], not {array.dtype}{array.shape}"
+            )
+        if not array.flags.c_contiguous or not array.flags.writeable:
+            raise ConfigError("outputs must be contiguous and writable")
+    return flat
