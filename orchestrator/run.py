@@ -94,6 +94,8 @@ class Outcome:
     stages: tuple[Stage, ...] = ()
     facts: ClusterFacts = field(default_factory=dict)
     interrupted: bool = False
+    leased: bool = True
+    """False: another controller holds a lease, so nothing was done and nothing may be cleaned up."""
 
 
 async def take_leases(world: World, names: tuple[str, ...]) -> tuple[Failure, ...]:
@@ -140,7 +142,7 @@ async def converge(world: World, decide: Decide) -> Outcome:
     facts = await observe(world)
     if refused := await take_leases(world, tuple(facts)):
         await give_leases(world)
-        return Outcome(refused, (), facts)
+        return Outcome(refused, (), facts, leased=False)
     try:
         for _ in range(STAGES_MAX):
             decision = decide(facts)

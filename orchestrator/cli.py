@@ -1,0 +1,255 @@
+"""The command line: options in, one verb, data to standard output, the rest to standard error, an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from orchestrator import verbs
+from orchestrator.errors import ConfigError, Exit, NotImplementedHere, SparkyardError
+from orchestrator.lab.place import lab_place
+from orchestrator.load import default_cluster_path, load_cluster, load_profile
+from orchestrator.model.event import Event
+from orchestrator.verbs import Answer, Session
+from orchestrator.view.log import EventLog
+from orchestrator.view.text import TextView, clean, plan_text, status_text
+
+app = typer.Typer(
+    name="sparkyard",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Runs DeepSeek-V4.1-Flash on three or four DGX Spark nodes as one OpenAI endpoint.",
+)
+
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        help="Shipped name or file. Default: lab while a lab is there and no cluster.yaml, else tp3 or tp4.",
+    ),
+]
+ClusterOption = Annotated[
+    Path | None, typer.Option("--cluster", help="Cluster file. Default: ./cluster.yaml.")
+]
+NodesOption = Annotated[str | None, typer.Option("--nodes", help="Only these nodes, separated by commas.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the stages, touch nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before acting.")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Also say why each step is taken.")]
+
+err = Console(stderr=True)
+out = Console()
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The options that every verb has."""
+
+    profile: str | None
+    cluster: Path | None
+    nodes: str | None = None
+    verbose: bool = False
+
+    def cluster_file(self) -> Path:
+        """Which cluster file; the lab's when it is the lab's profile that is asked for."""
+        if self.cluster is not None:
+            return self.cluster
+        default, lab = default_cluster_path(), lab_place().cluster_file
+        if self.profile == "lab" or (self.profile is None and not default.exists() and lab.exists()):
+            return lab
+        return default
+
+    def session(self, emit: Callable[[Event], None]) -> Session:
+        """Profile and cluster, loaded and checked."""
+        path = self.cluster_file()
+        cluster = load_cluster(path)
+        if self.nodes:
+            cluster = only(cluster, self.nodes)
+        name = self.profile or (
+            "lab" if path == lab_place().cluster_file else f"deepseek-v4.1-flash-tp{len(cluster.nodes)}"
+        )
+        return Session(load_profile(name), cluster, emit)
+
+
+def only(cluster: Any, names: str) -> Any:
+    """The cluster with these nodes only. The names are checked."""
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    known = {node.name for node in cluster.nodes}
+    if unknown := [name for name in wanted if name not in known]:
+        raise ConfigError(
+            [f"--nodes: no node is called {', '.join(unknown)}; known: {', '.join(sorted(known))}"]
+        )
+    kept = tuple(node for node in cluster.nodes if node.name in wanted)
+    head = cluster.head if cluster.head in wanted else kept[0].name
+    return cluster.model_copy(update={"nodes": kept, "head": head})
+
+
+def run(
+    common: Common,
+    work: Callable[[Session], Coroutine[Any, Any, Answer]],
+    *,
+    as_json: bool,
+    show: Callable[[dict[str, Any]], None] | None = None,
+) -> NoReturn:
+    """Load, run, print, exit. Errors of the tree become their text and exit code; nothing else is caught."""
+    try:
+        sinks: list[Callable[[Event], None]] = []
+        session = common.session(partial(emit_to, sinks))
+        with ExitStack() as stack:
+            sinks.append(stack.enter_context(EventLog(verbs.events_path(common.cluster_file()))).emit)
+            sinks.append(stack.enter_context(TextView(err, verbose=common.verbose)).emit)
+            answer = asyncio.run(work(session))
+    except SparkyardError as error:
+        fail(error, as_json=as_json)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise SystemExit(int(Exit.INTERRUPTED)) from None
+    if as_json:
+        out_json(answer.data)
+    elif show is not None and answer.data:
+        show(answer.data)
+    raise SystemExit(int(answer.exit_code))
+
+
+def emit_to(sinks: list[Callable[[Event], None]], event: Event) -> None:
+    """Give one event to every sink."""
+    for sink in sinks:
+        sink(event)
+
+
+def out_json(data: dict[str, Any]) -> None:
+    """One object on one line of standard output."""
+    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+
+
+def fail(error: SparkyardError, *, as_json: bool) -> NoReturn:
+    """The error's text on standard error (and as an object with `--json`), its exit code."""
+    err.print(f"[red]{type(error).__name__}[/]:", end=" ", highlight=False)
+    err.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    if as_json:
+        out_json({"schema": "sparkyard/error/v1", "error": type(error).__name__, "message": str(error)})
+    raise SystemExit(int(error.exit_code))
+
+
+def converging_verb(name: str, help_text: str) -> None:
+    """Register one converging verb; they have the same options."""
+
+    def command(
+        profile: ProfileOption = None,
+        cluster: ClusterOption = None,
+        dry_run: DryRunOption = False,
+        yes: YesOption = False,
+        as_json: JsonOption = False,
+        verbose: VerboseOption = False,
+    ) -> None:
+        common = Common(profile, cluster, verbose=verbose)
+        if dry_run:
+            run(common, lambda s: verbs.planned(s, name), as_json=as_json, show=lambda d: plan_text(out, d))
+        if sys.stdin.isatty() and sys.stdout.isatty() and not yes and not as_json:
+            confirm(common, name)
+        run(common, lambda s: verbs.converging(s, name), as_json=as_json)
+
+    command.__doc__ = help_text
+    app.command(name=name)(command)
+
+
+def confirm(common: Common, name: str) -> None:
+    """Show the plan and ask, on a terminal."""
+    try:
+        answer = asyncio.run(verbs.planned(common.session(lambda _: None), name))
+    except SparkyardError as error:
+        fail(error, as_json=False)
+    plan_text(out, answer.data)
+    if answer.data["stages"] and not typer.confirm("Go on?", default=True):
+        raise SystemExit(int(Exit.INTERRUPTED))
+
+
+for _name, _help in (
+    ("build", "The same engine package on every node: made once, fetched only where it is missing."),
+    ("share", "Every node reads the checkpoint, proven by comparing what is read."),
+    ("pack", "Each node's disk holds exactly its rank's Engram rows, verified."),
+    ("serve", "Ranks up in order behind the memory gate, canary answered, smoke passed."),
+    ("restart", "serve of the next generation: the running gang is drained first."),
+    ("up", "build, share, pack and serve, in this order; what is done already is not done again."),
+    ("stop", "Drain, end every rank, prove that they are gone and that the memory is back."),
+):
+    converging_verb(_name, _help)
+
+
+@app.command()
+def plan(
+    verb: Annotated[str, typer.Argument(help="build, share, pack, serve, restart, up or stop")],
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The stages that VERB would run now. Touches nothing."""
+    if verb not in {"build", "share", "pack", "serve", "restart", "up", "stop"}:
+        raise typer.BadParameter(f"{verb!r} is not a converging verb", param_hint="VERB")
+    common = Common(profile, cluster)
+    run(common, lambda s: verbs.planned(s, verb), as_json=as_json, show=lambda d: plan_text(out, d))
+
+
+@app.command()
+def status(
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    nodes: NodesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Desired against observed, per rank. Exit 0 when it serves."""
+    run(Common(profile, cluster, nodes), verbs.status, as_json=as_json, show=lambda d: status_text(out, d))
+
+
+@app.command()
+def smoke(profile: ProfileOption = None, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
+    """Try the OpenAI API from the head: models, completion, chat, stream, a prompt that is too long."""
+
+    def show(data: dict[str, Any]) -> None:
+        for item in data["items"]:
+            mark = "[green]✓[/]" if item["ok"] else "[red]✗[/]"
+            out.print(f"{mark} {item['item']} [dim]{item['seconds']:.2f} s[/] ", end="", highlight=False)
+            out.print(item["detail"], markup=False, highlight=False)
+        if data["failure"]:
+            err.print(data["failure"], markup=False, style="red")
+
+    run(Common(profile, cluster), verbs.smoke, as_json=as_json, show=show)
+
+
+@app.command()
+def logs(
+    rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=5000, help="How many last lines.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines.")] = False,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+) -> None:
+    """Engine logs of the newest start, each line with its rank."""
+
+    def write(line: str) -> None:
+        verbs.say_line(clean(line))
+
+    run(Common(profile, cluster), lambda s: verbs.logs(s, rank, lines, follow, write), as_json=False)
+
+
+@app.command(hidden=True)
+def fetch() -> None:
+    """Not built yet."""
+    fail(
+        NotImplementedHere("fetch is not built yet: copy the checkpoint to the node yourself"), as_json=False
+    )
+
+
+def main() -> None:
+    """Entry. Typer's usage errors already exit with 2."""
+    app()

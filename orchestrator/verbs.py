@@ -1,0 +1,243 @@
+"""Each verb as a sentence: open the world, converge or observe, say how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.each import look
+from orchestrator.errors import Exit
+from orchestrator.model.cluster import Cluster
+from orchestrator.model.event import Event, RunEnded, RunStarted, Said
+from orchestrator.model.facts import ClusterFacts
+from orchestrator.model.goal import Goal, Package
+from orchestrator.model.profile import Profile
+from orchestrator.model.report import plan_json, run_json, status_json
+from orchestrator.model.step import Failure
+from orchestrator.package import build_package
+from orchestrator.plan import up
+from orchestrator.remote.node import Ask, Progressed, Reply, reply
+from orchestrator.remote.nodes import nodes
+from orchestrator.run import Outcome, WallClock, World, converge, dry_run, observe
+
+SMOKE_TIMEOUT_S = 300.0
+LOGS_TIMEOUT_S = 30.0
+FOLLOW_TIMEOUT_S = 7 * 86400.0
+STARTING = frozenset({"serve", "up", "restart"})
+
+Emit = Callable[[Event], None]
+
+
+@dataclass
+class Session:
+    """What one call of the command line works with."""
+
+    profile: Profile
+    cluster: Cluster
+    emit: Emit
+    strict_conformance: bool = False
+    interrupted: bool = field(default=False, init=False)
+
+    def goal(self) -> tuple[Goal, dict[str, bytes]]:
+        """The goal, and the blobs that the controller itself has."""
+        package = build_package()
+        goal = Goal(self.profile, self.cluster, Package(package.digest, len(package.content)))
+        return goal, {package.digest: package.content}
+
+    @asynccontextmanager
+    async def world(self, payloads: dict[str, bytes] | None = None) -> AsyncIterator[World]:
+        """Connections to the nodes, closed at the end."""
+        asked = nodes(self.cluster)
+        holder = f"{os.environ.get('USER', 'user')}@{socket.gethostname()} pid {os.getpid()}"
+        world = World(
+            nodes=asked,
+            cluster=self.cluster,
+            emit=self.emit,
+            clock=WallClock(),
+            holder=holder,
+            payloads=payloads or {},
+            strict_conformance=self.strict_conformance,
+            stopping=lambda: self.interrupted,
+        )
+        try:
+            yield world
+        finally:
+            await asyncio.gather(*(node.close() for node in asked.values()))
+
+    def listen_for_interrupt(self) -> None:
+        """First Ctrl-C: stop after the running steps. Second: at once."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupt() -> None:
+            if self.interrupted and task is not None:
+                task.cancel()
+            self.interrupted = True
+            self.emit(Said("warning", "stopping after the running steps; Ctrl-C again stops at once"))
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        loop.add_signal_handler(signal.SIGTERM, interrupt)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to standard output, and the exit code."""
+
+    data: dict[str, Any]
+    exit_code: Exit
+
+
+async def converging(session: Session, verb: str) -> Answer:
+    """Any converging verb. A start that fails is cleaned up: its ranks are ended, the evidence is in the answer."""
+    begin = time.monotonic()
+    session.listen_for_interrupt()
+    goal, payloads = session.goal()
+    session.emit(RunStarted(verb, session.profile.name, tuple(node.name for node in session.cluster.nodes)))
+    async with session.world(payloads) as world:
+        outcome = await converge(world, up.verb(verb, goal))
+        failures = outcome.failures
+        if failures and outcome.leased and verb in STARTING and _unproven(goal, outcome):
+            session.emit(Said("warning", "the start failed: ending the ranks that were started"))
+            failures += (await converge(world, up.abandon(goal))).failures
+    exit_code = Exit.INTERRUPTED if outcome.interrupted else _exit_of(failures)
+    seconds = time.monotonic() - begin
+    session.emit(RunEnded(verb, exit_code, seconds, failures))
+    return Answer(run_json(verb, outcome.stages, failures, seconds), exit_code)
+
+
+def _exit_of(failures: tuple[Failure, ...]) -> Exit:
+    return Exit.FAILED if failures else Exit.FINE
+
+
+def _unproven(goal: Goal, outcome: Outcome) -> bool:
+    """True when ranks of the deployment run that have never been proven, or whose gang has lost one."""
+    name = goal.profile.name
+    ranks = [found for here in outcome.facts.values() for found in here.ranks if found.deployment == name]
+    alive = [found for found in ranks if found.alive]
+    if not alive:
+        return False
+    newest = max(found.generation for found in alive)
+    head = outcome.facts.get(goal.head.name)
+    boot = head.boot(name, newest) if head else None
+    proven = boot is not None and boot.canary and boot.smoke
+    return not proven or any(found.generation == newest and not found.alive for found in ranks)
+
+
+async def planned(session: Session, verb: str) -> Answer:
+    """The stages that the verb would run now. Touches nothing. Undetermined when no node answers."""
+    goal, _ = session.goal()
+    async with session.world() as world:
+        facts = await observe(world)
+    stages, failures = dry_run(up.verb(verb, goal), facts)
+    return Answer(plan_json(verb, stages, failures), _exit_of(failures))
+
+
+async def status(session: Session) -> Answer:
+    """Desired against observed; fine when it serves."""
+    goal, _ = session.goal()
+    async with session.world() as world:
+        facts, missing = await look(world.nodes, world.look_args())
+    data = status_json(goal, facts, missing)
+    if not facts:
+        return Answer(data, Exit.UNDETERMINED)
+    return Answer(data, Exit.FINE if data["serving"] else Exit.FAILED)
+
+
+async def smoke(session: Session) -> Answer:
+    """The smoke of the OpenAI API, item by item; changes nothing."""
+    goal, _ = session.goal()
+    head = goal.head.name
+    args = {
+        "port": goal.port(goal.head, session.profile.ports.api),
+        "model": session.profile.model.served_name,
+        "timeout_s": session.profile.deadlines.canary_s,
+        "key_file": session.profile.ports.api_key_file,
+    }
+    async with session.world() as world:
+        answer = await reply(world.nodes[head], Ask("smoke", args), timeout_s=SMOKE_TIMEOUT_S)
+    items = answer.value.get("items", [])
+    failure = answer.failure
+    ok = failure is None and bool(items) and all(item["ok"] for item in items)
+    data = {
+        "schema": "sparkyard/smoke/v1",
+        "ok": ok,
+        "items": items,
+        "failure": failure.message if failure else None,
+    }
+    if failure is not None and failure.kind in {"unreachable", "timeout"}:
+        return Answer(data, Exit.UNDETERMINED)
+    return Answer(data, Exit.FINE if ok else Exit.FAILED)
+
+
+async def logs(
+    session: Session, rank: int | None, lines: int, follow: bool, write: Callable[[str], None]
+) -> Answer:
+    """Engine logs of one rank or of all, each line with its rank; the newest start on each node."""
+    session.listen_for_interrupt()
+    name = session.profile.name
+    async with session.world() as world:
+        facts, missing = await look(world.nodes, world.look_args())
+        wanted = _newest_ranks(facts, name, rank)
+        failures = list(missing)
+
+        async def one(node: str, number: int, generation: int) -> None:
+            args = {
+                "deployment": name,
+                "generation": generation,
+                "rank": number,
+                "lines": lines,
+                "follow": follow,
+            }
+            bound_s = FOLLOW_TIMEOUT_S if follow else LOGS_TIMEOUT_S
+            async for message in world.nodes[node].ask(Ask("logs", args), timeout_s=bound_s):
+                match message:
+                    case (
+                        Progressed(data={"lines": list() as found}) | Reply(value={"lines": list() as found})
+                    ):
+                        for line in found:
+                            write(f"rank {number} │ {line}")
+                    case Reply(failure=Failure() as failure):
+                        failures.append(failure)
+
+        work = asyncio.gather(*(one(*entry) for entry in wanted))
+        while not work.done() and not session.interrupted:
+            await asyncio.wait({work}, timeout=0.2)
+        work.cancel()
+        await asyncio.wait({work})
+    if not facts:
+        return Answer({}, Exit.UNDETERMINED)
+    if not wanted:
+        which = "no rank" if rank is None else f"no rank {rank}"
+        failures.append(Failure("all", "failed", f"{which} of {name} was ever started here", "sparkyard up"))
+    for failure in failures:
+        session.emit(Said("warning", f"{failure.node}: {failure.message}"))
+    return Answer({}, _exit_of(tuple(failures)))
+
+
+def _newest_ranks(facts: ClusterFacts, deployment: str, rank: int | None) -> list[tuple[str, int, int]]:
+    newest: dict[int, tuple[str, int, int]] = {}
+    for here in facts.values():
+        for found in here.ranks:
+            if found.deployment == deployment and rank in {None, found.rank}:
+                entry = (here.node, found.rank, found.generation)
+                newest[found.rank] = max(newest.get(found.rank, entry), entry, key=lambda item: item[2])
+    return [newest[number] for number in sorted(newest)]
+
+
+def events_path(cluster_file: Path) -> Path:
+    """`events.jsonl` lies beside the cluster file."""
+    return cluster_file.parent / ".sparkyard" / "events.jsonl"
+
+
+def say_line(text: str) -> None:
+    """One line of data on standard output."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
