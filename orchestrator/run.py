@@ -32,7 +32,6 @@ from orchestrator.words import condition as condition_words
 
 STAGES_MAX = 64
 """A life cycle has about twelve stages; more than this is a circle."""
-WAIT_POLL_S = 1.0
 UNREACHABLE_GRACE_S = 20.0
 """While waiting, a node may miss looks for this long (a reconnect) before it counts as gone."""
 LEASE_TIMEOUT_S = 30.0
@@ -78,6 +77,8 @@ class World:
     """True in lab and tests: a missed prediction is an error, not only an event."""
     stopping: Callable[[], bool] = bool
     """True once the person has asked to stop after the running steps."""
+    poll_s: float = 1.0
+    """Between two looks while waiting: a look costs a node 0.05 s."""
     fences: dict[str, int] = field(default_factory=dict)
 
     def look_args(self) -> dict[str, dict[str, object]]:
@@ -150,7 +151,7 @@ async def converge(world: World, decide: Decide) -> Outcome:
                 case None:
                     return Outcome((), tuple(done), facts)
                 case Blocked(failures=failures):
-                    return Outcome(failures, tuple(done), facts)
+                    return await _failed(world, decide, failures, tuple(done), facts)
                 case Stage() as stage:
                     _refuse_repetition(done, stage)
             if world.stopping():
@@ -161,12 +162,27 @@ async def converge(world: World, decide: Decide) -> Outcome:
                 return Outcome(failures, tuple(done), facts, interrupted=True)
             facts = await observe(world)
             if failures:
-                return Outcome(failures, tuple(done), facts)
+                return await _failed(world, decide, failures, tuple(done), facts)
             _hold_to_the_truth(world, predicted, facts)
             done.append(stage)
         raise NoProgress(f"over {STAGES_MAX} stages without an end; the last was: {done[-1].title}")
     finally:
         await give_leases(world)
+
+
+async def _failed(
+    world: World, decide: Decide, failures: tuple[Failure, ...], done: tuple[Stage, ...], facts: ClusterFacts
+) -> Outcome:
+    """Look once more before reporting: a look is not one moment, and what ended first may show only now."""
+    later, _ = await look(world.nodes, world.look_args())
+    if later:
+        facts = later
+        match decide(facts):
+            case Blocked(failures=now):
+                failures = tuple(dict.fromkeys((*now, *failures)))
+            case _:
+                pass
+    return Outcome(failures, done, facts)
 
 
 def dry_run(decide: Decide, facts: ClusterFacts) -> tuple[tuple[Stage, ...], tuple[Failure, ...]]:
@@ -254,9 +270,9 @@ async def _wait_for_all(world: World, waits: tuple[Wait, ...]) -> tuple[Failure,
                 case True:
                     pending.remove(wait)
                     world.emit(WaitDone(wait.node, condition_words(wait.until), now - begin))
-                case Failure() as failure:
+                case tuple() as impossible:
                     pending.remove(wait)
-                    failures.append(failure)
+                    failures.extend(impossible)
                 case False:
                     if now - begin > wait.deadline_s:
                         pending.remove(wait)
@@ -267,7 +283,7 @@ async def _wait_for_all(world: World, waits: tuple[Wait, ...]) -> tuple[Failure,
         if failures and (gang or any(failure.node not in facts for failure in failures)):
             break
         if pending:
-            await world.clock.sleep(WAIT_POLL_S)
+            await world.clock.sleep(world.poll_s)
     return tuple(dict.fromkeys(failures))
 
 

@@ -9,8 +9,8 @@ from orchestrator.model.step import Failure, MemoryBack, PackDone, RankAt, Wait
 from orchestrator.plan.predict import reached
 
 
-def holds(wait: Wait, facts: ClusterFacts) -> bool | Failure:
-    """True, False (not yet), or the failure that makes it impossible. A node without facts is "not yet"."""
+def holds(wait: Wait, facts: ClusterFacts) -> bool | tuple[Failure, ...]:
+    """True, False (not yet), or the failures that make it impossible. A node without facts is "not yet"."""
     here = facts.get(wait.node)
     if here is None:
         return False
@@ -25,40 +25,48 @@ def holds(wait: Wait, facts: ClusterFacts) -> bool | Failure:
             assert_never(wait.until)
 
 
-def _packed(here: NodeFacts, store: str) -> bool | Failure:
+def _packed(here: NodeFacts, store: str) -> bool | tuple[Failure, ...]:
     if any(found.store == store and found.complete for found in here.stores):
         return True
     for job in here.jobs:
         if job.id == f"pack-{store[:16]}" and job.state in {"failed", "lost"}:
-            return Failure(
-                here.node,
-                "failed",
-                f"the pack job ended: {job.error}",
-                "run pack again: it resumes",
-                job.log_tail,
-            )
+            text = f"the pack job ended: {job.error}"
+            return (Failure(here.node, "failed", text, "run pack again: it resumes", job.log_tail),)
     return False
 
 
-def _rank_at(facts: ClusterFacts, here: NodeFacts, until: RankAt) -> bool | Failure:
-    """One dead rank stops all: the wait for rank 0 fails with the rank that ended first being named."""
-    for other in sorted(facts.values(), key=lambda node: node.node):
-        for found in other.ranks:
-            if (found.deployment, found.generation) == (
-                until.deployment,
-                until.generation,
-            ) and not found.alive:
-                return Failure(
-                    other.node,
-                    "failed",
-                    f"rank {found.rank} ended while the gang was starting: {found.ended}",
-                    f"sparkyard logs --rank {found.rank}",
-                    found.log_tail,
-                )
+def _rank_at(facts: ClusterFacts, here: NodeFacts, until: RankAt) -> bool | tuple[Failure, ...]:
+    """One dead rank stops all: the wait for rank 0 fails with every rank that has ended."""
+    if ended := ended_ranks(facts, until.deployment, until.generation):
+        return ended
     rank = here.rank(until.deployment, until.rank, until.generation)
     if rank is None:
-        return Failure(here.node, "failed", f"rank {until.rank} is not here any more", "sparkyard status")
+        return (Failure(here.node, "failed", f"rank {until.rank} is not here any more", "sparkyard status"),)
     return reached(rank, until)
+
+
+def ended_ranks(facts: ClusterFacts, deployment: str, generation: int) -> tuple[Failure, ...]:
+    """A failure for every rank of the gang that has ended, the first to end first: it is the likely cause.
+
+    A guard that was killed could not write when; nothing makes the others end before their guard's peers notice,
+    so it counts as first.
+    """
+    found = [
+        (rank.ended_unix_s or 0.0, rank.rank, here.node, rank)
+        for here in facts.values()
+        for rank in here.ranks
+        if (rank.deployment, rank.generation) == (deployment, generation) and not rank.alive
+    ]
+    return tuple(
+        Failure(
+            node,
+            "failed",
+            f"rank {rank.rank} ended: {rank.ended}",
+            f"sparkyard logs --rank {rank.rank}",
+            rank.log_tail,
+        )
+        for _, _, node, rank in sorted(found, key=lambda entry: entry[:3])
+    )
 
 
 def timed_out(wait: Wait, facts: ClusterFacts) -> Failure:

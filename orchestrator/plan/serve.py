@@ -24,6 +24,7 @@ from orchestrator.model.step import (
     Wait,
 )
 from orchestrator.plan import build, pack, share
+from orchestrator.plan.holds import ended_ranks
 from orchestrator.plan.launch import rank_specs
 from orchestrator.plan.missing import unanswered
 
@@ -112,18 +113,8 @@ def _prepared(goal: Goal, facts: ClusterFacts) -> Blocked | None:
 
 
 def _ended(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:
-    failures = [
-        Failure(
-            here.node,
-            "failed",
-            f"rank {rank} ended: {found.ended}",
-            f"sparkyard logs --rank {rank}",
-            found.log_tail,
-        )
-        for rank, here, found in _here(goal, facts, target)
-        if found is not None and not found.alive
-    ]
-    return Blocked(tuple(failures)) if failures else None
+    failures = ended_ranks(facts, goal.profile.name, target)
+    return Blocked(failures) if failures else None
 
 
 def _desired(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
