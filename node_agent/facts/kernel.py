@@ -31,6 +31,8 @@ SYSCTLS = (
     "kernel.dmesg_restrict",
 )
 MAX_MODPROBE_LINES = 50
+START_UP = ("/etc/systemd/system", "/etc/cron.d")  # where people put `nvidia-smi -lgc`
+CLOCK_CAP = re.compile(r"nvidia-smi\b.*\s(?:-lgc|--lock-gpu-clocks)[ =](?:\d{1,5},)?(\d{1,5})\b")
 
 
 def parse_modules(text: str) -> list[str]:
@@ -67,6 +69,28 @@ def modeset_overrides(source: Source) -> list[str]:
     return found[:MAX_MODPROBE_LINES]
 
 
+def parse_clock_cap(text: str) -> int | None:
+    """The highest clock in MHz that a start-up file allows with `nvidia-smi -lgc LOW,HIGH`; None without one."""
+    for item in lines(text):
+        found = CLOCK_CAP.search(item)
+        if found and not item.lstrip().startswith("#"):
+            return int(found.group(1))
+    return None
+
+
+def clock_cap(source: Source) -> int | None:
+    """The clock cap that is set at each start, from the units and cron files of the machine."""
+    for folder in START_UP:
+        for name in source.names(folder):
+            try:
+                found = parse_clock_cap(source.text(f"{folder}/{name}") or "")
+            except DeniedError:
+                continue
+            if found is not None:
+                return found
+    return None
+
+
 def read(source: Source) -> dict[str, Any]:
     """Kernel facts; nothing here needs root."""
     boot = source.names("/boot")
@@ -81,6 +105,7 @@ def read(source: Source) -> dict[str, Any]:
         "modeset_overrides": modeset_overrides(source),
         "newest": newest(kernels),
         "missing_initrds": missing_initrds(boot),
+        "clock_cap_mhz": clock_cap(source),
         "sysctls": {name: value for name, value in settings.items() if value is not None},
     }
 

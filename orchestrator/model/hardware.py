@@ -64,6 +64,8 @@ class Kernel(Frozen):
     modeset_overrides: tuple[Short, ...] = Field(default=(), max_length=50)
     newest: Short | None = None
     missing_initrds: tuple[Short, ...] = Field(default=(), max_length=50)
+    clock_cap_mhz: Count | None = None
+    """GPU clock cap that a start-up file sets."""
     sysctls: dict[Short, int] = Field(default_factory=dict, max_length=100)
 
 
