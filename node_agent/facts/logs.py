@@ -33,7 +33,7 @@ KINDS = {
     "aer": re.compile(r"AER:|PCIe Bus Error", re.IGNORECASE),
     "mlx5": re.compile(r"\bmlx5|cx7-pcie-hotplug|DOE mailbox", re.IGNORECASE),
     "nvidia": re.compile(r"NVRM|nvidia-modeset|GSP", re.IGNORECASE),
-    "memory": re.compile(r"Out of memory|oom-kill|oom_reaper|page allocation failure", re.IGNORECASE),
+    "memory": re.compile(r"Out of memory: Kill|oom-kill|oom_reaper|page allocation failure", re.IGNORECASE),
     "crash": re.compile(
         r"kernel BUG|BUG:|Oops|soft lockup|hard LOCKUP|self-detected stall|hung_task|blocked for more than",
         re.IGNORECASE,

@@ -151,22 +151,29 @@ def _ask(check: Check, yard: Yard) -> Iterator[Finding]:
             hits += [_finding(check, hit, node.name, yard) for hit in check.each(node)]
         if check.within is not None:
             hits += [_finding(check, hit, node.name, yard) for hit in check.within(node, yard)]
-    yield from _once(hits)
+    yield from _merged(hits)
     if check.deep:
         judged = {finding.node for finding in hits} | hidden
         yield from _untested(check, yard, judged)
 
 
-def _once(findings: list[Finding]) -> list[Finding]:
-    """Findings of one check with keys of their own: two on one place get numbers."""
-    seen: dict[str, int] = {}
-    unique = []
+def _merged(findings: list[Finding]) -> Iterator[Finding]:
+    """One finding for each node and severity: four ports with one fault are one headline that names the four."""
+    groups: dict[tuple[str, Severity], list[Finding]] = {}
     for finding in findings:
-        seen[finding.key] = seen.get(finding.key, 0) + 1
-        if seen[finding.key] > 1:
-            finding = finding.model_copy(update={"link": f"{finding.link}#{seen[finding.key]}"})
-        unique.append(finding)
-    return unique
+        groups.setdefault((finding.node, finding.severity), []).append(finding)
+    for group in groups.values():
+        first = group[0]
+        if len(group) == 1:
+            yield first
+            continue
+        texts = [f"{item.link}: {item.measured}" if item.link else item.measured for item in group]
+        changed = {
+            "link": ", ".join(dict.fromkeys(item.link for item in group if item.link)),
+            "measured": "; ".join(dict.fromkeys(texts))[:600],
+            "evidence": "; ".join(dict.fromkeys(item.evidence for item in group if item.evidence))[:600],
+        }
+        yield first.model_copy(update=changed)
 
 
 def _blind(check: Check, node: Node) -> Finding | None:

@@ -45,11 +45,11 @@ def ends_of(node: Node) -> Iterator[End]:
 
 
 def by_network(yard: Yard) -> dict[Network, list[End]]:
-    """Ends that share a network: two for a direct cable, all nodes at a switch. Link-local ones never pair."""
+    """Ends that are up and share a network: two at a cable, all nodes at a switch. Link-local ones never pair."""
     found: dict[Network, list[End]] = {}
     for node in yard.seen:
         for end in ends_of(node):
-            if not end.network.is_link_local:
+            if end.function.up and not end.network.is_link_local:
                 found.setdefault(end.network, []).append(end)
     return {network: ends for network, ends in found.items() if len({end.node.name for end in ends}) > 1}
 

@@ -119,7 +119,8 @@ FAULTS = (Severity.ERROR, Severity.WARNING)
 def _near(effect: Finding, cause: Finding, scope: Scope) -> bool:
     match scope:
         case "link":
-            return (effect.node, effect.link) == (cause.node, cause.link)
+            shared = set(effect.link.split(", ")) & set(cause.link.split(", "))
+            return effect.node == cause.node and bool(shared)
         case "node":
             return effect.node == cause.node
         case "yard":

@@ -75,7 +75,7 @@ def twins_up(node: Node) -> Iterable[Hit]:
 def port_state(node: Node) -> Iterable[Hit]:
     for item in node.functions:
         if item.physical_state == "Polling":
-            yield Hit(f"{item.rdma}: Polling", link=item.netdev or item.pci)
+            yield Hit("Polling", link=item.netdev or item.pci)
 
 
 def rate(node: Node) -> Iterable[Hit]:

@@ -152,7 +152,9 @@ def cabling(yard: Yard) -> Iterable[Hit]:
     found = layout(yard)
     names = sorted(node.name for node in yard.seen)
     if yard.topology == "triangle":
-        joined = {frozenset((a.node, b.node)) for cable in found.cables for a, b in [cable.ends]}
+        joined = {
+            frozenset((a.node, b.node)) for cable in found.cables if cable.networks for a, b in [cable.ends]
+        }
         for pair in combinations(names, 2):
             if frozenset(pair) not in joined:
                 yield Hit(f"no working link between {pair[0]} and {pair[1]}", link=f"{pair[0]}-{pair[1]}")
@@ -164,8 +166,9 @@ def cabling(yard: Yard) -> Iterable[Hit]:
 
 
 def crossed(yard: Yard) -> Iterable[Hit]:
-    for text in layout(yard).crossed:
-        yield Hit(text)
+    texts = layout(yard).crossed
+    if texts:
+        yield Hit(texts[0], evidence="; ".join(texts[1:]))
 
 
 def same_cage(yard: Yard) -> Iterable[Hit]:

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 Recording = dict[str, Any]
 Model = Literal["fe", "asus", "dell"]
-Wiring = Literal["triangle", "switch", "alone"]
+Wiring = Literal["triangle", "ring", "switch", "alone"]
+AROUND = {"triangle": 3, "ring": 4}  # nodes of a layout in which each has a cable to its two neighbours
 
 LAB = Path("orchestrator/lab/recorded")
 KIB_TOTAL = 127600748  # MemTotal of an up-to-date Founders Edition
@@ -99,8 +100,8 @@ def addresses(unit: Unit) -> dict[str, str]:
     for _, netdev, _, cage, half in FUNCTIONS:
         if unit.wiring == "switch" and cage == "p0":
             found[netdev] = f"192.168.{100 + half}.{unit.number}/24"
-        if unit.wiring == "triangle":
-            cable = unit.number if cage == "p0" else (unit.number + 1) % 3 + 1
+        if unit.wiring in AROUND:
+            cable = cable_number(unit, cage)
             end = 1 if cage == "p0" else 2
             found[netdev] = f"192.168.{2 * (cable - 1) + half}.{end}/24"
     return found
@@ -203,10 +204,15 @@ def _links(unit: Unit, node: Recording) -> None:
     node["commands"]["ibv_devinfo"] = devinfo
 
 
+def cable_number(unit: Unit, cage: str) -> int:
+    """Cable n leads from p0 of node n to p1 of the next node."""
+    return unit.number if cage == "p0" else (unit.number - 2) % AROUND[unit.wiring] + 1
+
+
 def cable_serial(unit: Unit, cage: str) -> str:
     """The same at both ends of a cable."""
-    if unit.wiring == "triangle":
-        return f"SYN{unit.number if cage == 'p0' else (unit.number + 1) % 3 + 1:05d}"
+    if unit.wiring in AROUND:
+        return f"SYN{cable_number(unit, cage):05d}"
     return f"SYN1{unit.number:04d}"
 
 
@@ -235,6 +241,8 @@ def _network(unit: Unit, node: Recording) -> None:
         "ss -tnH state syn-sent": "",
         "iptables -w 2 -S": ["-P INPUT ACCEPT", "-P FORWARD DROP", "-P OUTPUT ACCEPT", "-N DOCKER-USER"],
     }
+    if unit.wiring == "ring":
+        node["commands"]["iptables -w 2 -S"] += ["-A DOCKER-USER -i enp1s0f0np0 -o enp1s0f1np1 -j ACCEPT"]
     node["files"]["/proc/sys/net/ipv4/ip_forward"] = "1\n"
     node["links"] |= {
         "/sys/class/net/enP7s7/device/driver": "/sys/bus/pci/drivers/r8127",
@@ -487,6 +495,7 @@ CLUSTERS: dict[str, tuple[Unit, ...]] = {
         Unit(3, "asus", "switch"),
         Unit(4, "asus", "switch"),
     ),
+    "fe-ring": tuple(Unit(number, "fe", "ring") for number in (1, 2, 3, 4)),
     "fe-alone": (Unit(1, "fe", "alone", ("p0", "p1")),),
 }
 

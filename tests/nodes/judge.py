@@ -18,6 +18,7 @@ WIRING = {
     "asus-pair": None,
     "dell-pair": None,
     "mixed-four": "switch",
+    "fe-ring": "ring",
     "fe-alone": None,
 }
 

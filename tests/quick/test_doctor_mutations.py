@@ -1,0 +1,70 @@
+"""Each check once: a healthy cluster with only that value made bad gives exactly that headline."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.checks import CHECKS, headlines
+from orchestrator.model.finding import Severity
+from orchestrator.model.hardware import Hardware
+from tests.nodes import gb10, judge
+
+MUTATIONS: dict[str, Any] = json.loads(Path("tests/cases/doctor/mutations.json").read_text())
+HEALTHY: dict[str, dict[str, Hardware]] = {}
+
+
+def healthy(base: str) -> dict[str, Hardware]:
+    if base not in HEALTHY:
+        HEALTHY[base] = {name: judge.facts_of(recording) for name, recording in gb10.cluster(base).items()}
+    return HEALTHY[base]
+
+
+def built(base: str, change: dict[str, Any], facts: dict[str, Any]) -> dict[str, Hardware]:
+    """A healthy cluster with some nodes changed; only those are read again."""
+    nodes = dict(healthy(base))
+    recordings = gb10.cluster(base)
+    for name in {*change, *facts}:
+        recording = judge.changed(recordings[name], change.get(name, {}))
+        nodes[name] = judge.facts_of(recording, facts.get(name))
+    return nodes
+
+
+@pytest.mark.parametrize("name", sorted(gb10.CLUSTERS))
+def test_a_healthy_cluster_has_no_headline(name: str) -> None:
+    findings = judge.judge(healthy(name), topology=judge.WIRING[name])
+    assert headlines(findings) == ()
+    assert {finding.why_unknown for finding in findings if finding.severity is Severity.UNKNOWN} == {
+        "untested"
+    }
+
+
+def test_every_check_has_a_mutation() -> None:
+    assert sorted(check.id for check in CHECKS if check.id not in MUTATIONS) == []
+    assert sorted(set(MUTATIONS) - {check.id for check in CHECKS}) == []
+
+
+@pytest.mark.parametrize("check", sorted(MUTATIONS))
+def test_only_that_value_gives_only_that_headline(check: str) -> None:
+    mutation = MUTATIONS[check]
+    base = mutation["base"]
+    options = {"topology": judge.WIRING[base], **mutation["options"]}
+    findings = judge.judge(built(base, mutation["change"], mutation["facts"]), **options)
+    shown = [(finding.check, finding.node) for finding in headlines(findings)]
+    if mutation.get("severity") == "note":
+        assert shown == []
+        assert {f.severity for f in findings if f.check == check} == {Severity.NOTE}
+        return
+    assert Counter(shown) == Counter((name, node) for name, node in mutation["headline"]), [
+        (f.key, f.measured, f.because_of) for f in findings if f.severity in ("error", "warning")
+    ]
+    folded = [finding.check for finding in findings if finding.because_of and finding.why_unknown is None]
+    assert sorted(folded) == sorted(mutation["folded"])
+    own = next(finding for finding in findings if finding.check == check)
+    assert own.measured
+    assert own.expected
+    assert own.remedy
