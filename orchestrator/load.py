@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from orchestrator import names
 from orchestrator.errors import ConfigError
 from orchestrator.model.cluster import Cluster
 from orchestrator.model.frozen import Frozen
@@ -26,12 +27,15 @@ SETTING_KEYS = ("flag", "env", "plugin", "absent")
 def load_profile(name: str) -> Profile:
     """A profile by path, or by the name of one that is shipped. ConfigError lists everything that is wrong."""
     path = Path(name)
-    if not path.suffix and not path.exists():
+    if path.suffix not in {".yaml", ".yml"} and not path.exists():
         path = PROFILES / f"{name}.yaml"
     if not path.exists():
         shipped = ", ".join(sorted(found.stem for found in PROFILES.glob("*.yaml")))
         raise ConfigError([f"{name}: no such profile; shipped: {shipped}"])
-    return _load(path, Profile)
+    profile = _load(path, Profile)
+    if faults := names.problems(profile, names.recorded()):
+        raise ConfigError([f"{path}: {fault}" for fault in faults])
+    return profile
 
 
 def load_cluster(path: Path) -> Cluster:
