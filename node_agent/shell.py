@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from node_agent import look, process
+from node_agent import look, process, watch
 from node_agent.actions import blobs, desired, engine, pack, probe, ranks, share
 from node_agent.files import tail
 from node_agent.home import Home
@@ -139,6 +139,8 @@ class Shell:
                 return probe.check(self._home, args, report)
             case "logs":
                 return _logs(self._home, args, report, stop)
+            case "watch":
+                return watch.stream(self._home, args, report, stop)
         raise Refused(f"this agent does not know {ask!r}", kind="protocol")
 
 

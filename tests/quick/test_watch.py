@@ -1,0 +1,249 @@
+"""The agent's `watch`: real samples over a real channel, of this machine and of a recorded node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node_agent.watch.page import parse
+from orchestrator.lab.nodes import RECORDED
+from orchestrator.model.sample import NodeSampled, NodeSilent, Sample, Watched
+from orchestrator.remote import local
+from orchestrator.remote.channel import AgentNode
+from orchestrator.remote.node import Ask, Progressed, Reply, reply
+from orchestrator.view.state import empty
+from orchestrator.watch.feed import Feed
+from orchestrator.watch.samples import Pace, watch
+from tests.watched import NAME, cluster, profile
+
+Step = Callable[[int], None]
+
+
+def agent(root: Path, recorded: Path | None = None) -> AgentNode:
+    hello = {"root": str(root), "python": sys.executable, "recorded": str(recorded) if recorded else None}
+    return AgentNode("spark-1", hello, local.dial)
+
+
+async def samples(node: AgentNode, count: int, step: Step | None = None, **args: Any) -> list[Sample]:
+    found: list[Sample] = []
+    try:
+        async for message in node.ask(Ask("watch", {"every_s": 0.2, **args}), timeout_s=30):
+            if isinstance(message, Reply):
+                raise AssertionError(message)
+            found.append(Sample.model_validate(message.data["sample"]))
+            if step is not None:
+                step(len(found))
+            if len(found) == count:
+                break
+    finally:
+        await node.close()
+    return found
+
+
+def test_samples_of_this_machine_are_whole_and_paced(tmp_path: Path) -> None:
+    found = asyncio.run(samples(agent(tmp_path), 4))
+    assert [sample.number for sample in found] == [0, 1, 2, 3]
+    assert {sample.hardware for sample in found} == {"live"}
+    gaps = [late.monotonic_s - early.monotonic_s for early, late in pairwise(found)]
+    assert all(0.1 < gap < 1.0 for gap in gaps), gaps
+    assert found[-1].memory.total_bytes > found[-1].memory.available_bytes > 0
+    assert found[-1].agent.resident_bytes < 40 << 20
+
+
+def test_a_recorded_node_has_its_links_and_its_gpu_and_says_so(tmp_path: Path) -> None:
+    first = asyncio.run(samples(agent(tmp_path, RECORDED / "spark-1"), 1))[0]
+    assert first.hardware == "recorded"
+    assert [(link.netdev, link.cage, link.up) for link in first.links] == [
+        ("enp1s0f0np0", "p0", True),
+        ("enp1s0f1np1", "p1", True),
+        ("enP2p1s0f0np0", "p0", True),
+        ("enP2p1s0f1np1", "p1", True),
+    ]
+    assert first.gpu is not None
+    assert first.gpu.sm_max_mhz == 3003.0
+    assert first.links[0].addresses == ("192.168.0.1/24",)
+
+
+def test_a_recording_that_is_rewritten_is_followed(tmp_path: Path) -> None:
+    place = tmp_path / "recorded"
+    place.mkdir()
+    recording = json.loads((RECORDED / "spark-1" / "node.json").read_text())
+    (place / "node.json").write_text(json.dumps(recording))
+
+    def cut(number: int) -> None:
+        if number == 2:
+            recording["files"]["/sys/class/net/enp1s0f0np0/operstate"] = "down\n"
+            (place / "new").write_text(json.dumps(recording))
+            (place / "new").replace(place / "node.json")
+
+    found = asyncio.run(samples(agent(tmp_path / "root", place), 8, cut))
+    assert [sample.links[0].up for sample in found][:2] == [True, True]
+    assert found[-1].links[0].up is False
+
+
+def rank_folder(root: Path, generation: int, updated_unix_s: float) -> Path:
+    folder = root / "ranks" / f"{NAME}.g{generation}.r0"
+    folder.mkdir(parents=True)
+    status = {
+        "phase": "loading",
+        "phases": {"starting": 1.0, "loading": 2.0},
+        "memory_low_water_bytes": 5,
+        "updated_unix_s": updated_unix_s,
+        "ended": None,
+        "engram": {"batches": 3, "latency_bounds_us": [50], "latency": [1, 2]},
+    }
+    (folder / "status.json").write_text(json.dumps(status))
+    (folder / "rank.json").write_text(json.dumps({"memory_floor_bytes": 77, "argv": [], "api_port": 1}))
+    return folder
+
+
+def test_the_newest_generation_of_a_rank_is_reported_with_its_floor(tmp_path: Path) -> None:
+    rank_folder(tmp_path, 1, time.time())
+    rank_folder(tmp_path, 2, time.time())
+    rank = asyncio.run(samples(agent(tmp_path), 1))[0].ranks
+    assert [(entry.generation, entry.alive, entry.phase) for entry in rank] == [(2, True, "loading")]
+    assert rank[0].memory_floor_bytes == 77
+    assert rank[0].engram is not None
+    assert rank[0].engram.batches == 3
+
+
+def test_a_rank_whose_guard_writes_no_more_is_not_alive(tmp_path: Path) -> None:
+    rank_folder(tmp_path, 1, time.time() - 60)
+    rank = asyncio.run(samples(agent(tmp_path), 1))[0].ranks[0]
+    assert (rank.alive, rank.phase) == (False, "ended")
+    assert rank.ended.startswith("lost")
+
+
+def test_one_nvidia_smi_runs_for_many_samples(tmp_path: Path) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    calls = tmp_path / "calls"
+    row = "0, NVIDIA GB10, GPU-1, 580.1, 0000000F:01:00.0, 61, 62.5 W, 93 %, 2411 MHz, 3003 MHz, P0, [N/A], 1, 1"
+    tool.write_text(
+        f'#!/bin/sh\necho "$@" >>{calls}\nfor i in 1 2 3 4 5 6 7 8 9; do echo "{row}"; sleep 0.1; done\nsleep 30\n'
+    )
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{tool.parent}:{before}"
+    try:
+        found = asyncio.run(samples(agent(tmp_path), 6, gpu_every_s=0.2))
+    finally:
+        os.environ["PATH"] = before
+    assert len(calls.read_text().splitlines()) == 1
+    assert "--loop-ms=200" in calls.read_text()
+    seen = [sample.gpu for sample in found if sample.gpu is not None]
+    assert seen
+    assert (seen[0].sm_mhz, seen[0].power_w) == (2411.0, 62.5)
+
+
+@pytest.mark.parametrize("args", [{"every_s": 0}, {"every_s": 1e9}, {"every_s": "soon"}, {"gpu_every_s": -1}])
+def test_an_unusable_pace_is_refused(tmp_path: Path, args: dict[str, Any]) -> None:
+    async def attempt() -> Reply:
+        node = agent(tmp_path)
+        try:
+            return await reply(node, Ask("watch", args), timeout_s=10)
+        finally:
+            await node.close()
+
+    failure = asyncio.run(attempt()).failure
+    assert failure is not None
+    assert failure.kind == "protocol"
+
+
+def test_the_watch_survives_a_killed_agent_and_says_that_it_was_gone(tmp_path: Path) -> None:
+    async def play() -> list[Watched]:
+        node = agent(tmp_path)
+        seen: list[Watched] = []
+        done = asyncio.Event()
+
+        def emit(happened: Watched) -> None:
+            seen.append(happened)
+            if len(seen) == 3:
+                asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(node.close()))
+            if sum(isinstance(entry, NodeSampled) for entry in seen) >= 6:
+                done.set()
+
+        task = asyncio.create_task(watch({"spark-1": node}, emit, Pace(every_s=0.2)))
+        try:
+            await asyncio.wait_for(done.wait(), 20)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await node.close()
+        return seen
+
+    seen = asyncio.run(play())
+    silent = [entry for entry in seen if isinstance(entry, NodeSilent)]
+    assert len(silent) == 1
+    assert silent[0].failure.kind == "unreachable"
+    last = seen[-1]
+    assert isinstance(last, NodeSampled)
+
+
+def test_a_late_follower_gets_the_newest_sample_of_each_node_first() -> None:
+    from tests.watched import told
+
+    async def play() -> list[str]:
+        times = iter(range(1000))
+        feed = Feed(empty(profile(), cluster()), lambda: float(next(times)))
+        for _, happened in told(5):
+            feed.put(happened)
+        got = []
+        stream = feed.follow()
+        async for _, happened in stream:
+            assert isinstance(happened, NodeSampled)
+            got.append(f"{happened.node}#{happened.sample.number}")
+            if len(got) == 3:
+                feed.put(told(6)[-1][1])
+            if len(got) == 4:
+                break
+        await stream.aclose()
+        return got
+
+    assert asyncio.run(play()) == ["spark-1#4", "spark-2#4", "spark-3#4", "spark-3#5"]
+
+
+def test_the_page_of_a_real_engine_is_reduced_to_what_views_show() -> None:
+    page = parse(Path("tests/cases/sglang-metrics.txt").read_text(encoding="utf-8"))
+    assert page["counters"] == {
+        "prompt_tokens_total": 21.0,
+        "generation_tokens_total": 20.0,
+        "num_requests_total": 3.0,
+    }
+    assert page["gauges"]["max_total_num_tokens"] == 4096.0
+    assert page["ttft"][-1] == 3.0
+    assert len(page["ttft"]) == len(page["ttft_bounds_s"]) + 1
+
+
+def test_a_progress_that_is_no_sample_is_a_failure_of_the_node() -> None:
+    class Odd:
+        name = "spark-1"
+
+        async def ask(self, request: Ask, *, timeout_s: float) -> Any:  # noqa: ARG002 - the seam
+            yield Progressed({"sample": {"schema": "sparkyard/sample/v2"}})
+
+        async def close(self) -> None:
+            return
+
+    async def play() -> Watched:
+        seen: asyncio.Queue[Watched] = asyncio.Queue()
+        task = asyncio.create_task(watch({"spark-1": Odd()}, seen.put_nowait, Pace()))
+        try:
+            return await asyncio.wait_for(seen.get(), 5)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    silent = asyncio.run(play())
+    assert isinstance(silent, NodeSilent)
+    assert "not usable" in silent.failure.message
