@@ -208,7 +208,7 @@ def ranks(home: Home) -> list[dict[str, Any]]:
                 "phase": str(status.get("phase", "starting")) if alive else "ended",
                 "gate_open": (folder / "gate-open").exists(),
                 "ended": reason[:2000],
-                "ended_unix_s": status.get("updated_unix_s") if not alive and ended else None,
+                "last_log_unix_s": status.get("last_log_unix_s"),
                 "log_tail": tail(folder / "engine.log", RANK_LOG_LINES)
                 or tail(folder / "guard.out", RANK_LOG_LINES),
                 "memory_low_water_bytes": status.get("memory_low_water_bytes"),

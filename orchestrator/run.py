@@ -32,6 +32,8 @@ from orchestrator.words import condition as condition_words
 
 STAGES_MAX = 64
 """A life cycle has about twelve stages; more than this is a circle."""
+GANG_ENDS_S = 2.0
+"""From the first rank's end until the guards of the others have said theirs: under a second with gloo."""
 UNREACHABLE_GRACE_S = 20.0
 """While waiting, a node may miss looks for this long (a reconnect) before it counts as gone."""
 LEASE_TIMEOUT_S = 30.0
@@ -173,7 +175,9 @@ async def converge(world: World, decide: Decide) -> Outcome:
 async def _failed(
     world: World, decide: Decide, failures: tuple[Failure, ...], done: tuple[Stage, ...], facts: ClusterFacts
 ) -> Outcome:
-    """Look once more before reporting: a look is not one moment, and what ended first may show only now."""
+    """Look once more before reporting: a look is not one moment, and a gang that dies takes seconds to do so."""
+    if any(rank.alive for here in facts.values() for rank in here.ranks):
+        await world.clock.sleep(GANG_ENDS_S)
     later, _ = await look(world.nodes, world.look_args())
     if later:
         facts = later

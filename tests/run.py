@@ -72,7 +72,7 @@ def run(suite: Suite) -> str:
     python = sys.executable if suite.name != "engine" else engine_python()
     argv = [python, "-m", "pytest", suite.folder, "--timeout", str(suite.timeout_s), "--durations", "5"]
     if suite.workers > 1:
-        argv += ["-n", str(suite.workers)]
+        argv += ["-n", str(suite.workers), "--dist", "loadfile"]
     code = subprocess.run(argv, cwd=ROOT, env=environment(), check=False).returncode
     if code == NO_TESTS_COLLECTED:
         sys.stdout.write(f"{suite.folder}: no test was collected\n")

@@ -139,7 +139,7 @@ class SimWorld:
                 self._change(name, found, {"phase": "ready"})
 
     def _end(self, why: str) -> dict[str, Any]:
-        return {"alive": False, "phase": "ended", "ended": why, "ended_unix_s": self.time_s}
+        return {"alive": False, "phase": "ended", "ended": why, "last_log_unix_s": self.time_s}
 
     def _rank_of(self, name: str) -> int:
         return [node.name for node in self.goal.ranked].index(name)

@@ -129,8 +129,8 @@ class RankFacts(Frozen):
     gate_open: bool = False
     ended: Text = ""
     """Why it ended, with the detail; empty while it lives."""
-    ended_unix_s: float | None = None
-    """When; None while it lives, and for a guard that was killed and could not say."""
+    last_log_unix_s: float | None = None
+    """When the engine wrote its last line; None before its first."""
     log_tail: tuple[Text, ...] = ()
     memory_low_water_bytes: int | None = None
     since_unix_s: float = 0.0

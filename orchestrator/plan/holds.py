@@ -8,6 +8,9 @@ from orchestrator.model.facts import ClusterFacts, NodeFacts
 from orchestrator.model.step import Failure, MemoryBack, PackDone, RankAt, Wait
 from orchestrator.plan.predict import reached
 
+OWN_REASONS = ("memory_floor", "plugin_missing", "hang", "spawn_failed")
+"""Reasons of the guard (docs/formats.md) that are causes, never consequences of a peer's end."""
+
 
 def holds(wait: Wait, facts: ClusterFacts) -> bool | tuple[Failure, ...]:
     """True, False (not yet), or the failures that make it impossible. A node without facts is "not yet"."""
@@ -46,13 +49,19 @@ def _rank_at(facts: ClusterFacts, here: NodeFacts, until: RankAt) -> bool | tupl
 
 
 def ended_ranks(facts: ClusterFacts, deployment: str, generation: int) -> tuple[Failure, ...]:
-    """A failure for every rank of the gang that has ended, the first to end first: it is the likely cause.
+    """A failure for every rank of the gang that has ended, the likely cause first.
 
-    A guard that was killed could not write when; nothing makes the others end before their guard's peers notice,
-    so it counts as first.
+    That is one that its guard ended for a reason of its own; then the one whose log fell silent first: the others
+    still write that a peer is gone.
     """
     found = [
-        (rank.ended_unix_s or 0.0, rank.rank, here.node, rank)
+        (
+            not rank.ended.startswith(OWN_REASONS),
+            rank.last_log_unix_s or 0.0,
+            rank.rank,
+            here.node,
+            rank,
+        )
         for here in facts.values()
         for rank in here.ranks
         if (rank.deployment, rank.generation) == (deployment, generation) and not rank.alive
@@ -65,7 +74,7 @@ def ended_ranks(facts: ClusterFacts, deployment: str, generation: int) -> tuple[
             f"sparkyard logs --rank {rank.rank}",
             rank.log_tail,
         )
-        for _, _, node, rank in sorted(found, key=lambda entry: entry[:3])
+        for _, _, _, node, rank in sorted(found, key=lambda entry: entry[:3])
     )
 
 

@@ -210,6 +210,8 @@ class Guard:
             return
         if sign.phase is Phase.READY:
             pids = {process.pid for process in tree.living()}
+            if engine_pid not in pids:
+                return  # it has ended since it wrote that line: its exit says why
             self._proof = read_json(self._spec.directory / proofs.FILE, proofs.LIMIT_BYTES)
             if (why := proofs.missing(self._spec, self._proof, pids)) is not None:
                 self._end_now(Reason.PLUGIN_MISSING, why, engine_pid)

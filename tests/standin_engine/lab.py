@@ -1,0 +1,123 @@
+"""The lab's nodes, SSH servers and agents for real, the engine by a stand-in: the whole life cycle in seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from orchestrator.lab import nodes
+from orchestrator.lab.place import NODES, Place
+from orchestrator.load import load_cluster
+from orchestrator.model.event import Event
+from orchestrator.model.facts import ClusterFacts
+from orchestrator.model.profile import Profile
+from orchestrator.run import observe
+from orchestrator.verbs import Answer, Session, converging
+from sparkyard_engine.engram.hashing import Layout
+from tests.clusters import lab_profile
+from tests.engram_checkpoint import write_checkpoint
+
+MODULES = Path(__file__).resolve().parent / "modules"
+QUICK = {
+    "join_s": 20,
+    "ready_s": 20,
+    "drain_s": 6,
+    "memory_s": 10,
+    "pack_s": 60,
+    "canary_s": 10,
+    "smoke_s": 30,
+}
+
+
+def quick_profile() -> Profile:
+    """The lab's profile without what only the real engine needs, with short deadlines and no memory bounds."""
+    base = lab_profile()
+    return base.model_copy(
+        update={
+            "deadlines": base.deadlines.model_copy(update=QUICK),
+            "memory": base.memory.model_copy(
+                update={"gate_bytes": 0, "floor_below_start_bytes": 1 << 40, "back_tolerance_bytes": 1 << 40}
+            ),
+        }
+    )
+
+
+def engine_python(folder: Path) -> Path:
+    """This Python, with the stand-in engine in reach behind whatever PYTHONPATH it is given."""
+    path = folder / "engine-python"
+    if not path.exists():
+        path.write_text(
+            f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{MODULES}" exec {sys.executable} "$@"\n'
+        )
+        path.chmod(0o755)
+    return path
+
+
+class StandinLab:
+    """Three nodes with a small checkpoint in the true format."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place = Place(folder)
+        self.profile = quick_profile()
+        self.events: list[Event] = []
+        layout = Layout.build(layer_ids=(1, 3), vocab_size=200, max_ngram_size=4, heads=8)
+        write_checkpoint(self.place.checkpoint, layout, 200)
+
+    def __enter__(self) -> StandinLab:
+        self.up()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        nodes.up(self.place)
+        try:
+            asyncio.run(converging(self.session(), "stop"))
+        finally:
+            nodes.down(self.place)
+
+    def up(self) -> None:
+        """Write the cluster file and start what does not run."""
+        nodes.prepare(self.place, self.profile, engine_python(self.place.folder.parent))
+        nodes.up(self.place)
+
+    def session(self) -> Session:
+        """As the command line makes one, but strict about predictions."""
+        return Session(
+            self.profile, load_cluster(self.place.cluster_file), self.events.append, strict_conformance=True
+        )
+
+    def do(self, verb: str) -> Answer:
+        """One converging verb."""
+        self.events.clear()
+        return asyncio.run(converging(self.session(), verb))
+
+    def facts(self) -> ClusterFacts:
+        """One look."""
+
+        async def go() -> ClusterFacts:
+            async with self.session().world() as world:
+                return await observe(world)
+
+        return asyncio.run(go())
+
+    def fault(self, word: str, rank: int) -> None:
+        """Make the stand-in engine of one rank fail; an empty word heals."""
+        folder = self.place.node(NODES[rank]) / "ranks"
+        folder.mkdir(parents=True, exist_ok=True)
+        if word:
+            (folder / "fault").write_text(f"{word} {rank}")
+        else:
+            (folder / "fault").unlink(missing_ok=True)
+
+    def processes(self) -> list[int]:
+        """Everything that still runs below this lab's folder."""
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                try:
+                    if str(self.place.folder).encode() in Path(f"/proc/{entry}/cmdline").read_bytes():
+                        found.append(int(entry))
+                except OSError:
+                    continue
+        return found
