@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from node_agent import checkpoint, jobs, lease, process
+from node_agent import facts as readers
+from node_agent.facts.source import Live, Recorded
 from node_agent.files import read_json, tail
 from node_agent.home import Home
 
+HARDWARE_TIMEOUT_S = 20.0
+"""Of all readers together; each has its own, shorter one."""
 RANK_LOG_LINES = 25
 RANK_MARK = "SPARKYARD_RANK_SPEC"
 """Environment variable of a guard and of everything below it: the path of its rank spec."""
@@ -55,7 +59,14 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         "ranks": ranks(home),
         "boots": boots(home),
         "lease": lease.facts(home),
+        "hardware": hardware(home) if args.get("hardware") else None,
     }
+
+
+def hardware(home: Home) -> dict[str, Any]:
+    """Everything that the doctor reads; in the lab, the machine's own hardware is replaced by a recording."""
+    recorded = Recorded.load(str(home.recorded)) if home.recorded else None
+    return readers.collect(Live(), recorded, timeout_s=HARDWARE_TIMEOUT_S)
 
 
 def _machine_id() -> str:

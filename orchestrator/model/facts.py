@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from orchestrator.model.frozen import Frozen
+from orchestrator.model.hardware import Hardware
 
 Text = Annotated[str, StringConstraints(max_length=8192)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -182,7 +183,8 @@ class NodeFacts(Frozen):
     ranks: tuple[RankFacts, ...] = ()
     boots: tuple[BootFacts, ...] = ()
     lease: LeaseFacts | None = None
-    hardware: dict[str, Any] | None = None
+    hardware: Hardware | None = None
+    """Only when the look asked for it."""
 
     def rank(self, deployment: str, rank: int, generation: int) -> RankFacts | None:
         """That rank of that generation, alive or ended; None when unknown here."""

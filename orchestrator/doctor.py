@@ -1,0 +1,69 @@
+"""doctor: look at every node's hardware and software, and judge it. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from orchestrator.checks import examine
+from orchestrator.checks.check import Node, Yard
+from orchestrator.each import look
+from orchestrator.model.cluster import Node as ClusterNode
+from orchestrator.model.facts import ClusterFacts
+from orchestrator.model.finding import Finding
+from orchestrator.model.goal import Goal
+from orchestrator.model.profile import EnvSetting
+from orchestrator.model.step import Failure
+from orchestrator.run import World
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was looked at, and what the checks say."""
+
+    yard: Yard
+    findings: tuple[Finding, ...]
+
+
+async def diagnose(world: World, goal: Goal, ignore: tuple[str, ...] = ()) -> Diagnosis:
+    """One look with hardware, one judgement."""
+    begin = time.time()
+    args = {name: {**world.look_args().get(name, {}), "hardware": True} for name in world.nodes}
+    facts, failures = await look(world.nodes, args)
+    now = (begin + time.time()) / 2
+    yard = make_yard(goal, facts, failures, now)
+    return Diagnosis(yard, examine(yard, ignore))
+
+
+def make_yard(goal: Goal, facts: ClusterFacts, failures: tuple[Failure, ...], now_unix_s: float) -> Yard:
+    """The nodes as the checks see them. ``now_unix_s`` is the controller's clock in the middle of the look."""
+    why = {failure.node: failure.message for failure in failures}
+    profile = goal.profile
+    return Yard(
+        nodes=tuple(_node(goal, node, facts, why, now_unix_s) for node in goal.cluster.nodes),
+        now_unix_s=now_unix_s,
+        topology=goal.cluster.topology,
+        docker=profile.engine.runtime == "docker",
+        tp=profile.parallel.tp,
+        environment={
+            entry.env: str(entry.value) for entry in profile.settings if isinstance(entry, EnvSetting)
+        },
+    )
+
+
+def _node(goal: Goal, node: ClusterNode, facts: ClusterFacts, why: dict[str, str], now_unix_s: float) -> Node:
+    here = facts.get(node.name)
+    if here is None:
+        return Node(node.name, unreachable=why.get(node.name, "did not answer"))
+    ports = goal.profile.ports
+    ours = any(rank.alive and rank.deployment == goal.profile.name for rank in here.ranks)
+    wanted = {ports.api} | ({ports.gate, ports.rendezvous} if node.name == goal.head.name else set())
+    return Node(
+        node.name,
+        hardware=here.hardware,
+        # The look takes half a second: a clock that is off by less than that cannot be told from it.
+        offset_s=here.now_unix_s - now_unix_s,
+        # While our own rank serves, its ports are taken by whom they should be.
+        ports=() if ours else tuple(sorted(goal.port(node, port) for port in wanted)),
+        paths=(node.root,),
+    )
