@@ -44,6 +44,8 @@ class Rule:
     split: str
     pad_axis: int | None
     fill: Fill | None
+    whole_at_load: bool = False
+    """The engine loads all of it on every rank and splits it later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ def parse_rules(value: Mapping[str, Any]) -> tuple[Rule, ...]:
             rule["split"],
             rule["pad"],
             Fill(rule["fill"]) if rule["pad"] is not None else None,
+            rule.get("whole_at_load", False),
         )
         for rule in value["rules"]
     )
