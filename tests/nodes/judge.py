@@ -10,7 +10,7 @@ from orchestrator.checks import examine
 from orchestrator.checks.check import Node, Yard
 from orchestrator.model.finding import Finding
 from orchestrator.model.hardware import Hardware
-from tests.nodes.gb10 import Recording
+from tests.nodes.gb10 import Recording, cluster
 
 NOW_UNIX_S = 1_795_000_000.0
 WIRING = {
@@ -58,6 +58,25 @@ def changed(recording: Recording, changes: Mapping[str, Any]) -> Recording:
             else:
                 made[section][key] = replacement
     return made
+
+
+HEALTHY: dict[str, dict[str, Hardware]] = {}
+
+
+def healthy(base: str) -> dict[str, Hardware]:
+    """The facts of a healthy cluster of `gb10.CLUSTERS`, read once a run."""
+    if base not in HEALTHY:
+        HEALTHY[base] = {name: facts_of(recording) for name, recording in cluster(base).items()}
+    return HEALTHY[base]
+
+
+def built(case: Mapping[str, Any]) -> dict[str, Hardware]:
+    """The cluster of a case: healthy, with some nodes changed; only those are read again."""
+    nodes = dict(healthy(case["base"]))
+    for name in {*case["change"], *case["facts"]}:
+        recording = changed(cluster(case["base"])[name], case["change"].get(name, {}))
+        nodes[name] = facts_of(recording, case["facts"].get(name))
+    return nodes
 
 
 def judge(nodes: Mapping[str, Hardware], **options: Any) -> tuple[Finding, ...]:

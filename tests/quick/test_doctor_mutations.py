@@ -11,32 +11,14 @@ import pytest
 
 from orchestrator.checks import CHECKS, headlines
 from orchestrator.model.finding import Severity
-from orchestrator.model.hardware import Hardware
 from tests.nodes import gb10, judge
 
 MUTATIONS: dict[str, Any] = json.loads(Path("tests/cases/doctor/mutations.json").read_text())
-HEALTHY: dict[str, dict[str, Hardware]] = {}
-
-
-def healthy(base: str) -> dict[str, Hardware]:
-    if base not in HEALTHY:
-        HEALTHY[base] = {name: judge.facts_of(recording) for name, recording in gb10.cluster(base).items()}
-    return HEALTHY[base]
-
-
-def built(base: str, change: dict[str, Any], facts: dict[str, Any]) -> dict[str, Hardware]:
-    """A healthy cluster with some nodes changed; only those are read again."""
-    nodes = dict(healthy(base))
-    recordings = gb10.cluster(base)
-    for name in {*change, *facts}:
-        recording = judge.changed(recordings[name], change.get(name, {}))
-        nodes[name] = judge.facts_of(recording, facts.get(name))
-    return nodes
 
 
 @pytest.mark.parametrize("name", sorted(gb10.CLUSTERS))
 def test_a_healthy_cluster_has_no_headline(name: str) -> None:
-    findings = judge.judge(healthy(name), topology=judge.WIRING[name])
+    findings = judge.judge(judge.healthy(name), topology=judge.WIRING[name])
     assert headlines(findings) == ()
     assert {finding.why_unknown for finding in findings if finding.severity is Severity.UNKNOWN} == {
         "untested"
@@ -53,7 +35,7 @@ def test_only_that_value_gives_only_that_headline(check: str) -> None:
     mutation = MUTATIONS[check]
     base = mutation["base"]
     options = {"topology": judge.WIRING[base], **mutation["options"]}
-    findings = judge.judge(built(base, mutation["change"], mutation["facts"]), **options)
+    findings = judge.judge(judge.built(mutation), **options)
     shown = [(finding.check, finding.node) for finding in headlines(findings)]
     if mutation.get("severity") == "note":
         assert shown == []
