@@ -52,11 +52,11 @@ def redacted(data: dict[str, Any]) -> dict[str, Any]:
         )
 
     def text_of(text: str) -> str:
-        text = KEY.sub(lambda found: stand.for_("key", found[0], lambda n: f"SHA256:{n:043d}"), text)
+        text = KEY.sub(lambda found: stand.for_("key", found[0], lambda n: f"SHA256:{'k' * 38}{n:05d}"), text)
         text = UUID.sub(
             lambda found: stand.for_("uuid", found[0], lambda n: f"00000000-0000-4000-8000-{n:012d}"), text
         )
-        text = HEX32.sub(lambda found: stand.for_("id", found[0], lambda n: f"{n:032d}"), text)
+        text = HEX32.sub(lambda found: stand.for_("id", found[0], lambda n: f"5e{n:030d}"), text)
         text = MAC.sub(lambda found: _mac(stand, found[0]), text)
         text = GROUPS.sub(lambda found: _gid(stand, found[0]), text)
         text = IPV6.sub(lambda found: _ipv6(stand, found[0]), text)
@@ -143,6 +143,8 @@ def _gid(stand: _Stand, text: str) -> str:
 
 
 def _ipv6(stand: _Stand, text: str) -> str:
+    if GROUPS.fullmatch(text):
+        return text  # a GID, dealt with before
     try:
         address = ipaddress.IPv6Address(text)
     except ValueError:
