@@ -37,7 +37,7 @@ def test_a_saved_capture_gives_the_same_findings(case: str, tmp_path: Path) -> N
 
 
 def test_a_capture_says_nothing_of_its_owner(tmp_path: Path) -> None:
-    yard = yard_of("D14")
+    yard = yard_of("D20")
     plain = json.dumps(capture.capture_of(yard).model_dump(mode="json", by_alias=True))
     capture.save(yard, tmp_path / "capture.json")
     saved = (tmp_path / "capture.json").read_text()
