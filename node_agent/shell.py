@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from node_agent import look, process, watch
-from node_agent.actions import blobs, desired, engine, pack, probe, ranks, share
+from node_agent.actions import blobs, desired, engine, load, pack, probe, ranks, share
 from node_agent.files import tail
 from node_agent.home import Home
 from node_agent.lease import Lease
@@ -137,6 +137,8 @@ class Shell:
                 return blobs.offer(self._home, args, report, stop)
             case "smoke":
                 return probe.check(self._home, args, report)
+            case "load":
+                return load.run(args, report, stop)
             case "logs":
                 return _logs(self._home, args, report, stop)
             case "watch":

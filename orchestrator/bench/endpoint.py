@@ -3,15 +3,15 @@ path of the server's arguments ends up in a record."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from orchestrator.bench.record import Provenance, Speculation
+from orchestrator.bench.source import LoadFailed, LoadSource
 from orchestrator.errors import SparkyardError, Undetermined
 
-LOOK_TIMEOUT_S = 20.0
+OK = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,33 +30,33 @@ class Endpoint:
         return states[0].get(key) if isinstance(states[0], dict) else None
 
 
-async def look(client: httpx.AsyncClient, base_url: str) -> Endpoint:
+async def look(source: LoadSource, base_url: str, headers: dict[str, str]) -> Endpoint:
     """Asks `/v1/models` and `/server_info`.
 
     Raises:
         Undetermined: nothing answers at `base_url`.
         SparkyardError: something answers that is no OpenAI endpoint.
     """
+    url = f"{base_url}/v1/models"
     try:
-        response = await client.get(f"{base_url}/v1/models", timeout=LOOK_TIMEOUT_S)
-    except (httpx.HTTPError, OSError) as problem:
+        page = await source.get(url, headers)
+    except LoadFailed as problem:
         raise Undetermined(
-            f"bench: no answer from {base_url}/v1/models ({type(problem).__name__}); "
-            "`status` shows whether the deployment serves"
+            f"bench: no answer at {url} ({problem}); `status` shows whether the deployment serves"
         ) from None
+    if page.status != OK:
+        raise SparkyardError(f"bench: {url} answers {page.status}: {page.text[:200]}")
     try:
-        response.raise_for_status()
-        entry = response.json()["data"][0]
+        entry = json.loads(page.text)["data"][0]
         model, limit = str(entry["id"]), entry.get("max_model_len")
-    except (httpx.HTTPStatusError, ValueError, LookupError, TypeError) as problem:
-        raise SparkyardError(f"bench: {base_url}/v1/models is no OpenAI model list: {problem}") from None
-    server: dict[str, Any] = {}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise SparkyardError(f"bench: {url} is no OpenAI model list: {page.text[:200]}") from None
+    described = await source.get(f"{base_url}/server_info", headers)
     try:
-        described = await client.get(f"{base_url}/server_info", timeout=LOOK_TIMEOUT_S)
-        if described.status_code == httpx.codes.OK:
-            server = described.json()
-    except (httpx.HTTPError, OSError, ValueError):
-        server = {}  # not SGLang: what it does not tell stays "not stated"
+        # not SGLang, or none of its answers: what it does not tell stays "not stated"
+        server = json.loads(described.text) if described.status == OK else {}
+    except ValueError:
+        server = {}
     return Endpoint(model, int(limit) if limit else None, server if isinstance(server, dict) else {})
 
 

@@ -8,12 +8,10 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-import httpx
-
 from orchestrator.bench import texts
 from orchestrator.bench.capacity import Verdict, conclude, judge, next_streams
 from orchestrator.bench.compare import LEADING
-from orchestrator.bench.endpoint import LOOK_TIMEOUT_S, accept_length, completed, look
+from orchestrator.bench.endpoint import OK, accept_length, completed, look
 from orchestrator.bench.figures import NOISY_SPREAD
 from orchestrator.bench.options import Options
 from orchestrator.bench.progress import BenchEvent, Remarked
@@ -30,7 +28,7 @@ from orchestrator.bench.record import (
     during,
 )
 from orchestrator.bench.scenarios import Scenarios
-from orchestrator.bench.source import LoadSource, local
+from orchestrator.bench.source import LoadFailed, LoadSource, local
 from orchestrator.bench.steps import Page, step_view
 
 Emit = Callable[[BenchEvent], None]
@@ -92,7 +90,7 @@ class _Run:
     async def read_pages(self) -> None:
         try:
             self.pages.append({rank: Page.parse(text) for rank, text in (await self.scrape()).items()})
-        except (httpx.HTTPError, OSError, ValueError) as problem:
+        except (LoadFailed, ValueError) as problem:
             self.emit(
                 Remarked(f"no step view: the metrics cannot be read ({type(problem).__name__}: {problem})")
             )
@@ -161,7 +159,6 @@ async def run_bench(
     *,
     name: str = "",
     source: LoadSource | None = None,
-    load_url: str | None = None,
     api_key: str | None = None,
     watch: Watch | None = None,
     scrape: Scrape | None = None,
@@ -170,13 +167,12 @@ async def run_bench(
     measured.
 
     Args:
-        base_url: the endpoint as this machine reaches it, without `/v1`.
+        base_url: the endpoint as the load source reaches it, without `/v1`.
         options: what to measure.
         provenance: what the caller knows of the deployment; the endpoint's own words fill gaps.
         emit: receives progress.
         name: what the record is called; empty: the model and the time.
         source: where load comes from; None: a process on this machine.
-        load_url: the endpoint as the load source reaches it; None: `base_url`.
         api_key: sent as a bearer token, never recorded.
         watch: looks at the nodes once; None: nothing is known of them.
         scrape: the metrics page of each rank, by rank; None: rank 0's at `base_url`.
@@ -189,27 +185,25 @@ async def run_bench(
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     began = time.time()
     async with contextlib.AsyncExitStack() as stack:
-        client = await stack.enter_async_context(httpx.AsyncClient(headers=headers, trust_env=False))
-        endpoint = await look(client, base_url)
+        load = await stack.enter_async_context(local()) if source is None else source
+        endpoint = await look(load, base_url, headers)
         known = completed(provenance, endpoint)
-        if source is None:
-            source = await stack.enter_async_context(local())
         limit = known.context_limit_tokens
 
         async def own_page() -> Mapping[int, str]:
-            response = await client.get(f"{base_url}/metrics", timeout=LOOK_TIMEOUT_S, follow_redirects=True)
-            return {0: response.raise_for_status().text}
+            page = await load.get(f"{base_url}/metrics", headers)
+            if page.status != OK:
+                raise LoadFailed(f"{base_url}/metrics answers {page.status}")
+            return {0: page.text}
 
-        scenarios = Scenarios(
-            source, (load_url or base_url).rstrip("/"), endpoint.model, options, limit, emit, headers
-        )
+        scenarios = Scenarios(load, base_url, endpoint.model, options, limit, emit, headers)
         run = _Run(options, scenarios, emit, scrape or own_page)
         interrupted = False
         nodes = await stack.enter_async_context(_watching(watch, options.sample_interval_s, emit))
         try:
             await run.everything(limit)
             if isinstance(known.speculation, Speculation):
-                accepted = accept_length(await look(client, base_url))
+                accepted = accept_length(await look(load, base_url, headers))
                 known = known.model_copy(
                     update={"speculation": known.speculation.model_copy(update={"accept_length": accepted})}
                 )
@@ -231,7 +225,7 @@ async def run_bench(
         ended_unix_s=ended,
         interrupted=interrupted,
         method=Method(
-            load_from=source.place,
+            load_from=load.place,
             endpoint=options.endpoint,
             rounds=options.rounds,
             warm_up_rounds=options.warm_up_rounds,

@@ -1,22 +1,26 @@
-"""Where load comes from: a load generator at the end of a pipe, here or on another node."""
+"""Where load comes from: the same load generator as a process here, or on a node through its agent."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from orchestrator.bench.loadgen.stream import Sample
 from orchestrator.bench.parcel import BOOTSTRAP, parcel
 from orchestrator.errors import SparkyardError
+from orchestrator.remote.node import Ask, Message, Node, Progressed, Reply
 
 LINE_LIMIT_BYTES = 2**28  # one sample with text and times of a million tokens stays below
 STOP_GRACE_S = 5.0
 MAX_STREAMS = 1024
+GET_TIMEOUT_S = 20.0
+LOAD_TIMEOUT_S = 4 * 3600.0  # of one plan on a node; a request's own bound is the plan's `timeout_s`
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +40,20 @@ class LoadPlan:
     timeout_s: float
     headers: dict[str, str] = field(default_factory=dict)
 
+    def value(self) -> dict[str, Any]:
+        """The plan as JSON.
+
+        Raises:
+            LoadFailed: more than `MAX_STREAMS` streams.
+        """
+        if len(self.streams) > MAX_STREAMS:
+            raise LoadFailed(f"bench: {len(self.streams)} streams asked for, at most {MAX_STREAMS}")
+        streams = [{"delay_s": stream.delay_s, "bodies": stream.bodies} for stream in self.streams]
+        return {"url": self.url, "headers": self.headers, "timeout_s": self.timeout_s, "streams": streams}
+
     def line(self) -> bytes:
         """The plan as the generator reads it."""
-        streams = [{"delay_s": stream.delay_s, "bodies": stream.bodies} for stream in self.streams]
-        plan = {"url": self.url, "headers": self.headers, "timeout_s": self.timeout_s, "streams": streams}
-        return json.dumps(plan, ensure_ascii=True).encode() + b"\n"
+        return json.dumps(self.value(), ensure_ascii=True).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,99 +65,132 @@ class LoadResult:
     cpu_s: float
 
 
-class Pipe(Protocol):
-    """A process's standard input and output, local or over SSH."""
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One page as the load source got it."""
 
-    async def write(self, data: bytes) -> None: ...
-    async def readline(self) -> bytes: ...
-    async def close(self) -> None: ...
+    status: int
+    text: str
 
 
-class LoadSource:
-    """A running load generator. Create it with `local` or, for a node, with `begin` over the node's pipe.
+OnTick = Callable[[list[int], float], None]
+Messages = AsyncGenerator[dict[str, Any], None]
 
-    Args:
-        place: name of the node, as it stands in the record.
-        pipe: standard input and output of `python3 -I -c BOOTSTRAP` at that place.
-    """
 
-    def __init__(self, place: str, pipe: Pipe) -> None:
-        self.place = place
-        self._pipe = pipe
+class LoadSource(Protocol):
+    """A place that requests come from."""
 
-    async def run(self, plan: LoadPlan, on_tick: Callable[[list[int], float], None]) -> LoadResult:
-        """Runs one plan.
+    @property
+    def place(self) -> str:
+        """The machine or node, as it stands in the record."""
+        ...
+
+    async def run(self, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
+        """Runs one plan; cancelling stops it.
 
         Args:
             plan: what to send.
             on_tick: called about twice a second with events per stream and seconds since the start.
 
         Raises:
-            SparkyardError: the generator ended or refused the plan.
-            asyncio.CancelledError: after the generator was told to stop.
+            LoadFailed: the generator ended or refused the plan.
         """
-        if len(plan.streams) > MAX_STREAMS:
-            raise SparkyardError(f"bench: {len(plan.streams)} streams asked for, at most {MAX_STREAMS}")
-        await self._pipe.write(plan.line())
-        samples: list[Sample] = []
-        try:
-            return await self._collect(samples, on_tick)
-        except asyncio.CancelledError:
-            with contextlib.suppress(TimeoutError, SparkyardError, OSError):
-                async with asyncio.timeout(STOP_GRACE_S):
-                    await self._pipe.write(b"stop\n")
-                    await self._collect(samples, lambda _seen, _at_s: None)
-            raise
+        ...
 
-    async def _collect(
-        self, samples: list[Sample], on_tick: Callable[[list[int], float], None]
-    ) -> LoadResult:
-        while line := await self._pipe.readline():
-            try:
-                message = json.loads(line)
-            except ValueError:
-                raise SparkyardError(
-                    f"bench: the load generator on {self.place} said {line[:200]!r}"
-                ) from None
+    async def get(self, url: str, headers: dict[str, str]) -> Fetched:
+        """Fetches one page as this place reaches it.
+
+        Raises:
+            LoadFailed: nothing answers.
+        """
+        ...
+
+
+class LoadFailed(SparkyardError):
+    """The load generator could not do what it was asked."""
+
+
+def get_plan(url: str, headers: dict[str, str]) -> dict[str, Any]:
+    """Asks the generator for one page."""
+    return {"get": url, "headers": headers, "timeout_s": GET_TIMEOUT_S}
+
+
+async def collect(place: str, messages: Messages, on_tick: OnTick) -> tuple[dict[str, Any], list[Sample]]:
+    """The generator's messages up to the last: what `end` holds, and the samples.
+
+    Raises:
+        LoadFailed: it failed, ended early, or said something else.
+    """
+    samples: list[Sample] = []
+    async with contextlib.aclosing(messages):
+        async for message in messages:
             match message:
                 case {"tick": seen, "at_s": at_s}:
                     on_tick(seen, at_s)
-                case {"sample": sample}:
+                case {"sample": dict() as sample}:
                     samples.append(Sample(**sample))
-                case {"end": {"wall_s": wall_s, "cpu_s": cpu_s}}:
-                    samples.sort(key=lambda sample: (sample.stream, sample.index))
-                    return LoadResult(tuple(samples), wall_s, cpu_s)
+                case {"end": dict() as end}:
+                    samples.sort(key=lambda one: (one.stream, one.index))
+                    return end, samples
                 case {"failed": reason}:
-                    raise SparkyardError(f"bench: the load generator on {self.place} failed: {reason}")
+                    raise LoadFailed(f"bench: the load generator on {place} failed: {reason}")
                 case _:
-                    raise SparkyardError(f"bench: the load generator on {self.place} said {line[:200]!r}")
-        raise SparkyardError(f"bench: the load generator on {self.place} ended before its answer")
+                    raise LoadFailed(f"bench: the load generator on {place} said {str(message)[:200]}")
+    raise LoadFailed(f"bench: the load generator on {place} ended before its answer")
+
+
+async def _run(place: str, messages: Messages, on_tick: OnTick) -> LoadResult:
+    end, samples = await collect(place, messages, on_tick)
+    return LoadResult(tuple(samples), end["wall_s"], end["cpu_s"])
+
+
+async def _get(place: str, messages: Messages) -> Fetched:
+    end, _samples = await collect(place, messages, lambda _seen, _at_s: None)
+    return Fetched(end["status"], end["text"])
+
+
+class LocalLoad:
+    """A load generator as a process on this machine. Created by `local`."""
+
+    def __init__(self, place: str, process: asyncio.subprocess.Process) -> None:
+        self.place = place
+        self._process = process
+
+    async def run(self, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
+        """See `LoadSource`."""
+        await self._write(plan.line())
+        try:
+            return await _run(self.place, self._messages(), on_tick)
+        except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError, SparkyardError, OSError):
+                async with asyncio.timeout(STOP_GRACE_S):
+                    await self._write(b"stop\n")
+                    await _run(self.place, self._messages(), lambda _seen, _at_s: None)
+            raise
+
+    async def get(self, url: str, headers: dict[str, str]) -> Fetched:
+        """See `LoadSource`."""
+        await self._write(json.dumps(get_plan(url, headers)).encode() + b"\n")
+        return await _get(self.place, self._messages())
+
+    async def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - created with a pipe
+        try:
+            self._process.stdin.write(data)
+            await self._process.stdin.drain()
+        except OSError as problem:
+            raise LoadFailed(f"bench: the load generator on {self.place} ended: {problem}") from None
+
+    async def _messages(self) -> Messages:
+        assert self._process.stdout is not None  # noqa: S101 - created with a pipe
+        while line := await self._process.stdout.readline():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                raise LoadFailed(f"bench: the load generator on {self.place} said {line[:200]!r}") from None
 
     async def close(self) -> None:
         """Ends the generator."""
-        await self._pipe.close()
-
-
-async def begin(place: str, pipe: Pipe) -> LoadSource:
-    """A load source over a pipe to `BOOTSTRAP`: sends the archive."""
-    await pipe.write(parcel())
-    return LoadSource(place, pipe)
-
-
-class _LocalPipe:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def write(self, data: bytes) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - created with a pipe
-        self._process.stdin.write(data)
-        await self._process.stdin.drain()
-
-    async def readline(self) -> bytes:
-        assert self._process.stdout is not None  # noqa: S101 - created with a pipe
-        return await self._process.stdout.readline()
-
-    async def close(self) -> None:
         assert self._process.stdin is not None  # noqa: S101 - created with a pipe
         self._process.stdin.close()
         try:
@@ -153,6 +199,10 @@ class _LocalPipe:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+    async def begin(self) -> None:
+        """Sends the archive."""
+        await self._write(parcel())
 
 
 @contextlib.asynccontextmanager
@@ -172,8 +222,42 @@ async def local(place: str = "controller") -> AsyncIterator[LoadSource]:
         limit=LINE_LIMIT_BYTES,
         start_new_session=True,
     )
-    pipe = _LocalPipe(process)
+    load = LocalLoad(place, process)
     try:
-        yield await begin(place, pipe)
+        await load.begin()
+        yield load
     finally:
-        await pipe.close()
+        await load.close()
+
+
+class NodeLoad:
+    """A load generator on a node, started there by the agent for each plan."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def place(self) -> str:
+        """The node's name."""
+        return self._node.name
+
+    async def run(self, plan: LoadPlan, on_tick: OnTick) -> LoadResult:
+        """See `LoadSource`."""
+        return await _run(self.place, self._ask(plan.value()), on_tick)
+
+    async def get(self, url: str, headers: dict[str, str]) -> Fetched:
+        """See `LoadSource`."""
+        return await _get(self.place, self._ask(get_plan(url, headers)))
+
+    async def _ask(self, plan: dict[str, Any]) -> Messages:
+        args = {"program": BOOTSTRAP, "archive": base64.b64encode(parcel()).decode(), "plan": plan}
+        answers = self._node.ask(Ask("load", args), timeout_s=LOAD_TIMEOUT_S)
+        async with contextlib.aclosing(cast("AsyncGenerator[Message]", answers)) as messages:
+            async for message in messages:
+                match message:
+                    case Progressed(data=data):
+                        yield data
+                    case Reply(value=value, failure=None):
+                        yield value
+                    case Reply(failure=failure) if failure is not None:
+                        yield {"failed": failure.message}

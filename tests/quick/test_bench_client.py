@@ -194,7 +194,7 @@ def test_failing_requests_bound_the_capacity() -> None:
 
 
 def test_no_server_is_undetermined_and_a_refusing_one_an_error() -> None:
-    with pytest.raises(Undetermined, match=r"no answer from http://127\.0\.0\.1:1/v1/models") as caught:
+    with pytest.raises(Undetermined, match=r"no answer at http://127\.0\.0\.1:1/v1/models") as caught:
         asyncio.run(small_run("http://127.0.0.1:1", []))
     assert caught.value.exit_code is Exit.UNDETERMINED
 

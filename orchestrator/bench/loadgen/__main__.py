@@ -6,6 +6,8 @@ sends its bodies one after the other; all streams begin together, each after its
 object a line: `{"tick": [events so far per stream], "at_s"}` while it runs, `{"sample": {...}}` per request,
 and last `{"end": {"wall_s", "cpu_s"}}`, or `{"failed": reason}`. A line `stop` cancels the plan that runs:
 its unfinished requests report an error.
+
+A plan `{"get": url, "headers", "timeout_s"}` fetches one page: `{"end": {"status", "text"}}`.
 """
 
 from __future__ import annotations
@@ -78,11 +80,20 @@ async def run(plan: dict[str, Any]) -> None:
             write({"end": end})
 
 
+async def get(plan: dict[str, Any]) -> None:
+    """Fetches one page."""
+    async with httpx.AsyncClient(
+        timeout=plan["timeout_s"], headers=plan["headers"], trust_env=False, follow_redirects=True
+    ) as client:
+        response = await client.get(plan["get"])
+        write({"end": {"status": response.status_code, "text": response.text}})
+
+
 async def answer(line: bytes) -> None:
-    """Runs the plan in `line`; whatever goes wrong is said on standard output, so that nobody waits in
-    vain."""
+    """Does the plan in `line`; what goes wrong is said on standard output, so that nobody waits in vain."""
     try:
-        await run(json.loads(line))
+        plan = json.loads(line)
+        await (get(plan) if "get" in plan else run(plan))
     except (ValueError, KeyError, TypeError, OSError, httpx.HTTPError) as problem:
         write({"failed": f"{type(problem).__name__}: {problem}"})
 
