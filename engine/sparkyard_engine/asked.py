@@ -1,0 +1,173 @@
+"""What a rank spec asks of the plug-in, together with what the checkpoint says of itself. No SGLang in
+here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkyard_engine import padding
+from sparkyard_engine.engram import manifest as manifests
+from sparkyard_engine.engram.format import Identity
+from sparkyard_engine.engram.ownership import Ownership
+from sparkyard_engine.engram.reader import Backend
+from sparkyard_engine.files import read_json
+from sparkyard_engine.rankspec import RankSpec
+
+INDEX = "model.safetensors.index.json"
+INDEX_LIMIT_BYTES = 256 << 20
+CONFIG_LIMIT_BYTES = 16 << 20
+# Settings that the plug-in obeys. Any other name is refused: it would be set in vain.
+SETTINGS = ("engram_backend", "engram_cache_bytes", "api_key_file")
+
+
+class RefusedError(Exception):
+    """This rank must not serve; the text names what was found, what was asked, and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Engram rows from a packed store."""
+
+    store: Path
+    identity: Identity
+    backend: Backend
+    cache_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Everything that the plug-in has to bring about in this rank.
+
+    to_pad: tensors of the checkpoint that must be padded; heads, groups: after padding; disk None: tables stay in
+    memory.
+    """
+
+    rank: int
+    tp: int
+    directory: Path
+    device: str
+    architecture: str
+    to_pad: int
+    engram_layers: tuple[int, ...]
+    heads: int
+    groups: int
+    plan: padding.Plan
+    disk: Disk | None
+
+    @property
+    def mode(self) -> str:
+        """As in the rank spec and the proof."""
+        return "memory" if self.disk is None else "disk"
+
+
+def asked(spec: RankSpec) -> Asked:
+    """Reads the checkpoint's config.json and index beside the spec. Raises RefusedError."""
+    checkpoint = Path(_option(spec.argv, "--model-path") or _refuse("argv: --model-path is missing"))
+    config = _config(checkpoint)
+    engram, settings = _object(spec.plugin, "engram"), _object(spec.plugin, "settings")
+    if unknown := sorted(set(settings) - set(SETTINGS)):
+        raise RefusedError(f"plugin.settings: {', '.join(unknown)}: unknown; known are {', '.join(SETTINGS)}")
+    shapes = _object(spec.plugin, "padding")
+    heads, groups = _whole(config, "num_attention_heads"), _whole(config, "o_groups")
+    padded_heads = _whole(shapes, "num_attention_heads") if shapes else heads
+    padded_groups = _whole(shapes, "o_groups") if shapes else groups
+    try:
+        placement = padding.place(
+            heads=heads, groups=groups, padded_heads=padded_heads, padded_groups=padded_groups, tp=spec.tp
+        )
+    except padding.PaddingError as error:
+        raise RefusedError(f"plugin.padding: {error}") from error
+    architectures = config.get("architectures")
+    if not (isinstance(architectures, list) and architectures):
+        raise RefusedError(f"{checkpoint / 'config.json'}: architectures is missing")
+    plan = padding.Plan(padding.rules(), placement)
+    to_pad = sum(plan.pads(name) is not None for name in _index(checkpoint)["weight_map"])
+    if placement.is_padded and not to_pad:
+        raise RefusedError(f"{checkpoint / INDEX}: no tensor has a name that padding applies to")
+    return Asked(
+        rank=spec.rank,
+        tp=spec.tp,
+        directory=spec.directory,
+        device=_option(spec.argv, "--device") or "cuda",
+        architecture=str(architectures[0]),
+        to_pad=to_pad,
+        engram_layers=tuple(int(layer) for layer in config.get("engram_layer_ids", ())),
+        heads=padded_heads,
+        groups=padded_groups,
+        plan=plan,
+        disk=_disk(spec, engram, settings, checkpoint),
+    )
+
+
+def _disk(
+    spec: RankSpec, engram: Mapping[str, Any], settings: Mapping[str, Any], checkpoint: Path
+) -> Disk | None:
+    mode = engram.get("mode")
+    if mode == "memory":
+        return None
+    if mode != "disk":
+        raise RefusedError(f"plugin.engram.mode: expected disk or memory, found {mode!r}")
+    store = Path(str(engram.get("store") or _refuse("plugin.engram.store: mode disk needs a store")))
+    try:
+        ownership = Ownership(str(engram.get("ownership")))
+        backend = Backend(str(settings.get("engram_backend", Backend.AUTO)))
+    except ValueError as error:
+        raise RefusedError(f"plugin.engram: {error}") from error
+    cache_bytes = settings.get("engram_cache_bytes", 0)
+    if not isinstance(cache_bytes, int) or isinstance(cache_bytes, bool) or cache_bytes < 0:
+        raise RefusedError(f"plugin.settings.engram_cache_bytes: expected bytes, found {cache_bytes!r}")
+    digest = hashlib.sha256((checkpoint / INDEX).read_bytes()).hexdigest()
+    # The revision is the one thing that the rank cannot know better than the store: the store id in the
+    # folder's name, given by the spec, covers it.
+    found = manifests.load(store).identity
+    identity = Identity(found.revision, digest, spec.tp, spec.rank, ownership)
+    manifests.check_identity(found, identity, str(store / manifests.FILE_NAME))
+    if len(store.name) == len(found.store_id) and store.name != found.store_id:
+        raise RefusedError(f"{store}: its manifest belongs to store {found.store_id}")
+    return Disk(store, identity, backend, cache_bytes)
+
+
+def _config(checkpoint: Path) -> Mapping[str, Any]:
+    config = read_json(checkpoint / "config.json", CONFIG_LIMIT_BYTES)
+    if config is None:
+        raise RefusedError(f"{checkpoint / 'config.json'}: missing, or no JSON object")
+    inner = config.get("text_config")
+    return {**inner, **config} if isinstance(inner, dict) else config
+
+
+def _index(checkpoint: Path) -> Mapping[str, Any]:
+    index = read_json(checkpoint / INDEX, INDEX_LIMIT_BYTES)
+    if index is None or not isinstance(index.get("weight_map"), dict):
+        raise RefusedError(f"{checkpoint / INDEX}: missing, or no safetensors index")
+    return index
+
+
+def _option(argv: tuple[str, ...], name: str) -> str | None:
+    for place, word in enumerate(argv):
+        if word == name and place + 1 < len(argv):
+            return argv[place + 1]
+        if word.startswith(name + "="):
+            return word.partition("=")[2]
+    return None
+
+
+def _object(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = value.get(key) or {}
+    if not isinstance(found, dict):
+        raise RefusedError(f"plugin.{key}: expected an object, found {found!r}")
+    return found
+
+
+def _whole(value: Mapping[str, Any], key: str) -> int:
+    found = value.get(key)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise RefusedError(f"{key}: expected a whole number above 0, found {found!r}")
+    return found
+
+
+def _refuse(text: str) -> Any:
+    raise RefusedError(text)

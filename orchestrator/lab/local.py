@@ -1,0 +1,231 @@
+"""Ranks on this machine without nodes or agents: the lab's reference deployment, and the engine's own
+tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from orchestrator.errors import SparkyardError
+from orchestrator.model.cluster import Cluster, Node
+from orchestrator.model.profile import EnvSetting, Profile
+from orchestrator.plan.launch import rank_specs
+
+GATE_PORT, RENDEZVOUS_PORT, PORTS = 10, 20, 30  # places within a run of free ports; ranks take the first ones
+FIRST_PORT, LAST_PORT = 31000, 39000
+JOIN_TIMEOUT_S = 240.0  # 30 s measured with three ranks on two idle cores
+READY_TIMEOUT_S = 240.0
+DRAIN_S = 20.0
+POLL_S = 0.25
+PROBE_TIMEOUT_S = 5.0
+LOG_TAIL_LINES = 25
+CORES_VARIABLE = "SGLANG_CPU_OMP_THREADS_BIND"
+
+
+class LocalRankError(SparkyardError):
+    """A rank did not come up or went away; the text has the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where a local deployment finds things. ``plugins``: further folders on PYTHONPATH, behind the
+    engine's."""
+
+    python: Path
+    engine: Path
+    checkpoint: Path
+    packs: Path
+    folder: Path
+    plugins: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A deployment that answers. Times in seconds from the start of its first process."""
+
+    url: str
+    rank_urls: tuple[str, ...]
+    directories: tuple[Path, ...]
+    pids: tuple[int, ...]
+    joined_s: float
+    ready_s: float
+
+
+def reference(profile: Profile) -> Profile:
+    """The same model on one rank, unpadded, its tables in memory: what the real deployment is compared
+    with."""
+    return profile.model_copy(
+        update={
+            "name": f"{profile.name}-reference",
+            "parallel": profile.parallel.model_copy(update={"tp": 1, "padding": None}),
+            "engram": profile.engram.model_copy(update={"mode": "memory"}),
+        }
+    )
+
+
+@contextmanager
+def running(profile: Profile, files: Files, stores: Mapping[int, str] | None = None) -> Iterator[Running]:
+    """Boots every rank of ``profile`` on loopback behind its guard, and ends them all at the end.
+
+    ``stores`` names each rank's packed store below ``files.packs``. Raises LocalRankError.
+    """
+    bodies = specs(profile, _free_ports(), files, stores or {})
+    started = time.monotonic()
+    guards: list[subprocess.Popen[bytes]] = []
+    directories = tuple(Path(body["directory"]) for body in bodies)
+    try:
+        for body, directory in zip(bodies, directories, strict=True):
+            guards.append(_start(body, directory, files))
+        urls = tuple(f"http://127.0.0.1:{body['api_port']}" for body in bodies)
+        if (gate := bodies[0]["gate_port"]) is not None:
+            _wait(f"http://127.0.0.1:{gate}/health", JOIN_TIMEOUT_S, guards, directories)
+            httpx.post(f"http://127.0.0.1:{gate}/gate/activate", timeout=PROBE_TIMEOUT_S, trust_env=False)
+        joined_s = time.monotonic() - started
+        _wait(f"{urls[0]}/ready", READY_TIMEOUT_S, guards, directories)
+        pids = tuple(guard.pid for guard in guards)
+        yield Running(urls[0], urls, directories, pids, joined_s, time.monotonic() - started)
+    finally:
+        _stop(guards)
+
+
+def specs(profile: Profile, port: int, files: Files, stores: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Rank specs with the folders filled in; ports from ``port`` on."""
+    ranks = profile.parallel.tp
+    moved = profile.model_copy(
+        update={
+            "ports": profile.ports.model_copy(
+                update={"api": port, "gate": port + GATE_PORT, "rendezvous": port + RENDEZVOUS_PORT}
+            ),
+            "deadlines": profile.deadlines.model_copy(update={"drain_s": DRAIN_S}),
+            "settings": tuple(
+                # One list of cores a rank is required, as many as there are ranks.
+                setting.model_copy(update={"value": "|".join(str(setting.value).split("|")[:ranks])})
+                if isinstance(setting, EnvSetting) and setting.env == CORES_VARIABLE
+                else setting
+                for setting in profile.settings
+            ),
+        }
+    )
+    nodes = tuple(
+        Node(name=f"local-{rank}", root=str(files.folder), port_offset=rank, engine_python=str(files.python))
+        for rank in range(ranks)
+    )
+    cluster = Cluster(schema="sparkyard/cluster/v1", topology="single-host", head=nodes[0].name, nodes=nodes)
+    made = rank_specs(moved, cluster, generation=1, stores=stores)
+    return [_filled(dict(spec.body), files, spec.rank) for spec in made]
+
+
+def _filled(body: dict[str, Any], files: Files, rank: int) -> dict[str, Any]:
+    places = {
+        "{directory}": str(files.folder / f"rank-{rank}"),
+        "{engine}": ":".join(str(path) for path in (files.engine, *files.plugins)),
+        "{checkpoint}": str(files.checkpoint),
+        "{packs}": str(files.packs),
+    }
+
+    def put(value: Any) -> Any:
+        match value:
+            case str():
+                for name, path in places.items():
+                    value = value.replace(name, path)
+                return value
+            case list():
+                return [put(entry) for entry in value]
+            case dict():
+                return {key: put(entry) for key, entry in value.items()}
+        return value
+
+    return {key: put(value) for key, value in body.items()}
+
+
+def _start(body: Mapping[str, Any], directory: Path, files: Files) -> subprocess.Popen[bytes]:
+    directory.mkdir(parents=True, exist_ok=True)
+    spec = directory / "rank.json"
+    spec.write_text(json.dumps(body), encoding="utf-8")
+    with (directory / "guard.out").open("wb") as out:
+        return subprocess.Popen(
+            [str(files.python), "-m", "sparkyard_engine.guard", str(spec)],
+            env={**os.environ, "PYTHONPATH": str(files.engine)},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+
+
+def _wait(
+    url: str, timeout_s: float, guards: Sequence[subprocess.Popen[bytes]], directories: Sequence[Path]
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        ended = [place for place, guard in enumerate(guards) if guard.poll() is not None]
+        if ended:
+            raise LocalRankError(f"rank {ended[0]} ended while {url} was awaited:\n{tails(directories)}")
+        try:
+            if httpx.get(url, timeout=PROBE_TIMEOUT_S, trust_env=False).status_code == httpx.codes.OK:
+                return
+        except httpx.HTTPError:
+            pass  # not listening yet
+        if time.monotonic() > deadline:
+            raise LocalRankError(f"{url} did not answer within {timeout_s:.0f} s:\n{tails(directories)}")
+        time.sleep(POLL_S)
+
+
+def tails(directories: Sequence[Path]) -> str:
+    """The end of every rank's engine log: the true error is in one of them only."""
+    parts = []
+    for directory in directories:
+        try:
+            lines = (directory / "engine.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            lines = ["(no engine.log)"]
+        parts.append("\n".join([f"--- {directory.name}", *lines[-LOG_TAIL_LINES:]]))
+    return "\n".join(parts)
+
+
+def _stop(guards: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Rank 0 drains and tells the others; whoever is left after that is told by its guard, then killed."""
+    deadline = time.monotonic() + DRAIN_S
+    for patient in (guards[:1], guards):
+        for guard in patient:
+            if guard.poll() is None:
+                guard.send_signal(signal.SIGTERM)
+        for guard in guards:
+            try:
+                guard.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
+        deadline = time.monotonic() + DRAIN_S + PROBE_TIMEOUT_S
+    for guard in guards:
+        if guard.poll() is None:
+            guard.kill()
+            guard.wait()
+
+
+def _free_ports() -> int:
+    """The first of PORTS neighbouring ports on loopback that nothing listens on."""
+    for first in range(FIRST_PORT, LAST_PORT, PORTS):
+        if all(_is_free(first + place) for place in (*range(GATE_PORT), GATE_PORT, RENDEZVOUS_PORT)):
+            return first
+    raise LocalRankError(f"no {PORTS} free ports in a row on 127.0.0.1 from {FIRST_PORT} to {LAST_PORT}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
