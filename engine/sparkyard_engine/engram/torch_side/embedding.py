@@ -1,0 +1,128 @@
+"""The whole lookup of one layer: [tokens, columns] of row ids → bf16 [tokens, columns, 256], equal to a table in
+memory.
+
+Two ways to bring the ranks' rows together, bit-equal: `sum` leaves rows of other ranks zero and adds up over the ranks
+(any ownership); `columns` reads only the own columns and gathers them (ownerships that give whole columns, equal in
+number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+import numpy as np
+import torch
+
+from sparkyard_engine.engram.errors import ConfigError
+from sparkyard_engine.engram.hashing import SCALE_BYTES, WEIGHT_BYTES
+from sparkyard_engine.engram.ownership import columns_of
+from sparkyard_engine.engram.reader import Reader
+from sparkyard_engine.engram.torch_side.dequant import dequantise, dequantise_reference
+from sparkyard_engine.engram.torch_side.staging import Staging, Ticket
+
+
+class Combine(StrEnum):
+    """How the ranks' rows come together."""
+
+    SUM = "sum"
+    COLUMNS = "columns"
+
+
+Reduce = Callable[[torch.Tensor], torch.Tensor]  # bf16[…] → its sum over the ranks
+GatherRanks = Callable[
+    [torch.Tensor], torch.Tensor
+]  # bf16[T, c, 256] → bf16[tp, T, c, 256], in order of ranks
+
+
+class DiskEmbedding:
+    """Looks rows up through `reader`; on a CUDA device through `staging`, which may be captured.
+
+    columns: hash columns of the layer (24). reduce / gather: the group's collectives, None on one rank.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        columns: int,
+        *,
+        staging: Staging | None = None,
+        combine: Combine = Combine.SUM,
+        reduce: Reduce | None = None,
+        gather: GatherRanks | None = None,
+    ) -> None:
+        """Raises ConfigError for a combination that cannot work."""
+        identity = reader.header.identity
+        self.reader, self.staging, self.combine = reader, staging, combine
+        self.columns, self.tp = columns, identity.tp
+        self._reduce, self._gather = reduce, gather
+        self._ticket: Ticket | None = None
+        own = columns_of(identity.ownership, columns, identity.tp, identity.rank)
+        self._own: Sequence[int] | None = own
+        if combine is Combine.COLUMNS:
+            if own is None or columns % identity.tp:
+                raise ConfigError(
+                    f"{identity.ownership} at tp {identity.tp} does not give equal whole columns"
+                )
+            order = [
+                columns_of(identity.ownership, columns, identity.tp, rank) for rank in range(identity.tp)
+            ]
+            flat = [column for part in order if part is not None for column in part]
+            self._inverse = torch.as_tensor(np.argsort(flat))
+        if identity.tp > 1 and (reduce if combine is Combine.SUM else gather) is None:
+            raise ConfigError(f"tp {identity.tp} needs a collective for {combine}")
+
+    def _own_ids(self, indices: torch.Tensor) -> torch.Tensor:
+        """The ids this rank has to look up: int64, contiguous."""
+        if self.combine is Combine.SUM or self._own is None or len(self._own) == self.columns:
+            return indices.contiguous()
+        step = self._own[1] - self._own[0] if len(self._own) > 1 else 1
+        return indices[..., self._own[0] : self._own[-1] + 1 : step].contiguous()
+
+    def prefetch(self, indices: torch.Tensor) -> None:
+        """Starts a lookup on a side stream; the next `rows` of the same ids joins it. CUDA only, elsewhere nothing."""
+        if self.staging is not None and indices.numel():
+            self._ticket = self.staging.start(self._own_ids(indices), aside=True)
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """int64[T, columns] → bf16[T, columns, 256]; collective when tp > 1."""
+        if indices.numel() == 0:
+            self._ticket = None
+            return torch.empty((*indices.shape, WEIGHT_BYTES), dtype=torch.bfloat16, device=indices.device)
+        ids = self._own_ids(indices)
+        if self.staging is None:
+            mine = self._rows_on_cpu(ids)
+        else:
+            ticket, self._ticket = self._ticket, None
+            if ticket is None or ticket.count != ids.numel():
+                ticket = self.staging.start(ids)
+            mine = torch.empty((*ids.shape, WEIGHT_BYTES), dtype=torch.bfloat16, device=ids.device)
+            # A sum over ranks turns −0 into +0 by itself; gathered columns have to do it here.
+            flat = mine.view(-1, WEIGHT_BYTES)
+            dequantise(*self.staging.join(ticket), flat, positive_zero=self.tp > 1)
+        return self._together(mine)
+
+    def _rows_on_cpu(self, ids: torch.Tensor) -> torch.Tensor:
+        flat = ids.reshape(-1).numpy()
+        weight = np.empty((len(flat), WEIGHT_BYTES), dtype=np.uint8)
+        scale = np.empty((len(flat), SCALE_BYTES), dtype=np.uint8)
+        index = np.empty(len(flat), dtype=np.int32)
+        count = self.reader.read_distinct(flat, weight, scale, index)
+        out = dequantise_reference(
+            torch.from_numpy(weight[:count]),
+            torch.from_numpy(scale[:count]),
+            torch.from_numpy(index),
+            positive_zero=self.tp > 1,
+        )
+        return out.view(*ids.shape, WEIGHT_BYTES)
+
+    def _together(self, mine: torch.Tensor) -> torch.Tensor:
+        if self.tp == 1:
+            return mine
+        if self.combine is Combine.SUM:
+            assert self._reduce is not None  # noqa: S101  # checked at construction
+            return self._reduce(mine)
+        assert self._gather is not None  # noqa: S101
+        parts = self._gather(mine)  # [tp, T, c, 256]
+        joined = parts.movedim(0, -3).flatten(-3, -2)  # [T, tp × c, 256], columns in order of owners
+        return joined.index_select(-2, self._inverse.to(joined.device))

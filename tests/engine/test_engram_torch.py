@@ -1,0 +1,269 @@
+"""The torch side on the CPU, and our hash and layout against the serving engine's own classes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkyard_engine.engram import pack
+from sparkyard_engine.engram.errors import ConfigError
+from sparkyard_engine.engram.hashing import Hasher, Layout, compress_tokenizer
+from sparkyard_engine.engram.ownership import Ownership
+from sparkyard_engine.engram.reader import Reader
+from sparkyard_engine.engram.torch_side.dequant import dequantise_reference
+from sparkyard_engine.engram.torch_side.embedding import Combine, DiskEmbedding
+from sparkyard_engine.engram.torch_side.look_ahead import LookAhead
+from tests.engram_checkpoint import TRUE_CONFIG, write_checkpoint
+
+VOCAB = 211
+LAYOUT = Layout.build(layer_ids=(1, 14), max_ngram_size=4, heads=8, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    base = tmp_path_factory.mktemp("torch")
+    made = write_checkpoint(base / "checkpoint", LAYOUT, VOCAB)
+    for tp in (1, 3):
+        for rank in range(tp):
+            argv = [
+                "--checkpoint",
+                str(base / "checkpoint"),
+                "--revision",
+                "r",
+                "--tp",
+                str(tp),
+                "--rank",
+                str(rank),
+            ]
+            assert pack.main([*argv, "--output", str(base / f"tp{tp}-{rank}")]) == 0
+    return base, made
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Equal as bits, all NaNs being one."""
+    nan = torch.isnan(theirs)
+    return bool(
+        (torch.isnan(ours) == nan).all()
+        and (ours[~nan].view(torch.int16) == theirs[~nan].view(torch.int16)).all()
+    )
+
+
+def in_memory(made, layer: int):
+    """The serving engine's own embedding, one rank, table in memory."""
+    engram = pytest.importorskip("sglang.srt.layers.engram")
+    weight, scale = made[layer]
+    table = engram.EngramEmbedding.__new__(engram.EngramEmbedding)
+    torch.nn.Module.__init__(table)
+    table.dim, table.tp_size, table.host_table, table.peer = 256, 1, None, None
+    table.staged_by_scheduler, table._sort_host_reads = False, False
+    table.row_start, table.rows = 0, len(weight)
+    table.weight = torch.from_numpy(weight.copy()).view(torch.float8_e4m3fn)
+    table.scale = torch.from_numpy(scale.copy()).view(torch.float8_e8m0fnu)
+    return table
+
+
+def test_every_byte_pair_decodes_as_the_formats_say() -> None:
+    weight = torch.arange(256, dtype=torch.uint8).repeat(256, 1)
+    scale = torch.arange(256, dtype=torch.uint8).unsqueeze(1).repeat(1, 8)
+    out = dequantise_reference(weight, scale, torch.arange(256, dtype=torch.int32), positive_zero=False)
+    values = weight.view(torch.float8_e4m3fn).double()
+    exact = values * 2.0 ** (torch.arange(256).double() - 127).unsqueeze(1)
+    exact[255] = torch.nan
+    assert same_bits(out, exact.to(torch.float32).to(torch.bfloat16))
+    assert torch.isnan(out[255]).all()
+    assert (torch.signbit(out) & (out == 0)).any()
+    positive = dequantise_reference(weight, scale, torch.arange(256, dtype=torch.int32), positive_zero=True)
+    assert not (torch.signbit(positive) & (positive == 0)).any()
+    foreign = dequantise_reference(
+        weight, scale, torch.full((3,), -1, dtype=torch.int32), positive_zero=False
+    )
+    assert (foreign.view(torch.int16) == 0).all()
+
+
+@given(st.integers(0, 40), st.integers(0, 1 << 30), st.booleans())
+@settings(derandomize=True, deadline=None, max_examples=12)
+def test_the_disk_embedding_equals_the_engine_own_on_one_rank(tables, tokens, seed, twice) -> None:
+    base, made = tables
+    ids = torch.from_numpy(np.random.default_rng(seed).integers(0, LAYOUT.table_rows[0], (tokens, 24)))
+    if twice and tokens:
+        ids = ids[torch.randint(0, tokens, (2 * tokens,), generator=torch.Generator().manual_seed(seed))]
+    with Reader(base / "tp1-0", 1) as reader:
+        ours = DiskEmbedding(reader, 24).rows(ids)
+    assert ours.shape == (*ids.shape, 256)
+    assert same_bits(ours, in_memory(made, 1)(ids))
+
+
+@pytest.mark.parametrize("combine", Combine)
+def test_three_ranks_together_equal_one_table(tables, combine) -> None:
+    base, made = tables
+    random = np.random.default_rng(7)
+    bounds = np.asarray(LAYOUT.bounds(14))
+    ids = torch.from_numpy(bounds[:-1] + random.integers(0, 1 << 40, (50, 24)) % np.diff(bounds))
+    parts: list[torch.Tensor] = []
+    whole: list[torch.Tensor] = []
+
+    def keep(mine: torch.Tensor) -> torch.Tensor:
+        parts.append(mine.clone())
+        return mine if combine is Combine.SUM else mine.unsqueeze(0).repeat(3, 1, 1, 1)
+
+    for rank in range(3):
+        with Reader(base / f"tp3-{rank}", 14) as reader:
+            DiskEmbedding(reader, 24, combine=combine, reduce=keep, gather=keep).rows(ids)
+    with Reader(base / "tp3-0", 14) as reader:
+
+        def together(_: torch.Tensor) -> torch.Tensor:
+            return sum(parts[1:], parts[0]) if combine is Combine.SUM else torch.stack(parts)
+
+        whole.append(DiskEmbedding(reader, 24, combine=combine, reduce=together, gather=together).rows(ids))
+    table = in_memory(made, 14)(ids)
+    assert same_bits(whole[0], torch.where(table == 0, torch.zeros_like(table), table))
+
+
+def test_combinations_that_cannot_work_are_refused(tables, tmp_path) -> None:
+    base, _ = tables
+    argv = ["--checkpoint", str(base / "checkpoint"), "--revision", "r", "--tp", "3", "--rank", "0"]
+    assert pack.main([*argv, "--ownership", str(Ownership.ROWS), "--output", str(tmp_path / "s")]) == 0
+    with Reader(tmp_path / "s", 1) as reader:
+        with pytest.raises(ConfigError, match="equal whole columns"):
+            DiskEmbedding(reader, 24, combine=Combine.COLUMNS, gather=lambda mine: mine)
+        with pytest.raises(ConfigError, match="needs a collective"):
+            DiskEmbedding(reader, 24)
+
+
+def test_look_ahead_fills_the_cache(tables) -> None:
+    base, _ = tables
+    ids = np.random.default_rng(1).integers(0, LAYOUT.table_rows[0], 3000)
+    with Reader(base / "tp3-1", 1, cache_bytes=8 << 20) as reader:
+        mine = np.unique(ids[reader.slice.owned(ids)])
+        ahead = LookAhead(reader)
+        assert ahead.begin(ids).result(timeout=60) == len(mine)
+        before = reader.counters
+        weight, scale = np.empty((3000, 256), np.uint8), np.empty((3000, 8), np.uint8)
+        reader.read_owned(ids, weight, scale)
+        after = reader.counters
+        ahead.close()
+    assert after.cache_hits - before.cache_hits >= 0.95 * len(mine)
+    assert after.rows_unique - before.rows_unique == len(mine)
+
+
+def engine_config(layout: Layout, vocab: int):
+    return types.SimpleNamespace(
+        engram_layer_ids=layout.layer_ids,
+        engram_max_ngram_size=layout.max_ngram_size,
+        engram_n_heads=layout.heads,
+        engram_vocab_size=vocab,
+        engram_num_embeddings=layout.table_rows,
+        engram_head_dim=256,
+    )
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=3, unique=True),
+    st.integers(2, 5),
+    st.integers(1, 5),
+    st.integers(2, 5000),
+)
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_layouts_equal_the_engine_own(layers, order, heads, vocab) -> None:
+    engram = pytest.importorskip("sglang.srt.layers.engram")
+    ours = Layout.build(layer_ids=layers, max_ngram_size=order, heads=heads, vocab_size=vocab)
+    theirs = engram.EngramLayout.from_config(engine_config(ours, vocab))
+    assert [tuple(p for size in layer for p in size) for layer in theirs.primes] == list(ours.primes)
+    assert [theirs.column_bounds(place) for place in range(len(layers))] == [
+        ours.bounds(layer) for layer in layers
+    ]
+
+
+def test_the_true_layout_and_its_ranges_equal_the_engine_own() -> None:
+    engram = pytest.importorskip("sglang.srt.layers.engram")
+    from sparkyard_engine.engram.ownership import slices
+
+    ours = Layout.from_config(TRUE_CONFIG)
+    theirs = engram.EngramLayout.from_config(engine_config(ours, 16_000_000))
+    for place, layer in enumerate(ours.layer_ids):
+        bounds = theirs.column_bounds(place)
+        assert bounds == ours.bounds(layer)
+        for tp in (1, 2, 3, 4, 6, 8, 12):
+            shards = [engram.shard_range(bounds[-1], bounds, rank, tp) for rank in range(tp)]
+            assert [part.ranges[0] for part in slices(Ownership.CONTIGUOUS, bounds, tp)] == shards
+        for tp in (5, 7):
+            shards = [engram.shard_range(bounds[-1], bounds, rank, tp) for rank in range(tp)]
+            assert [part.ranges[0] for part in slices(Ownership.ROWS, bounds, tp)] == shards
+
+
+@given(st.lists(st.integers(0, 59), min_size=1, max_size=30), st.integers(0, 59), st.integers(0, 1 << 30))
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_row_ids_equal_the_engine_own(tokens, pad, seed) -> None:
+    engram = pytest.importorskip("sglang.srt.layers.engram")
+    token_map = np.random.default_rng(seed).integers(0, 41, 60)
+    hasher = Hasher.build(LAYOUT, token_map, pad, 41)
+    window, blocked = hasher.windows(np.asarray(tokens))
+    theirs = engram.compute_engram_hash_ids(
+        torch.from_numpy(window),
+        torch.from_numpy(blocked),
+        hasher.pad,
+        torch.from_numpy(token_map),
+        engram.compute_hash_multipliers(LAYOUT.layer_ids, 4, 41),
+        torch.tensor(LAYOUT.primes).unflatten(1, (3, 8)),
+        torch.tensor([LAYOUT.bounds(layer)[:-1] for layer in LAYOUT.layer_ids]),
+    )
+    assert (theirs.numpy() == hasher.row_ids(window, blocked)).all()
+
+
+def small_tokenizer():
+    """A byte-level tokenizer with words that normalise alike, lone spaces and broken bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = [*pre_tokenizers.ByteLevel.alphabet(), "Ab", "ab", "AB", "Ġab", "Ã©", "Ã", "ĠĠ", "ĊĊ"]
+    vocab = {piece: number for number, piece in enumerate(sorted(set(pieces)))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_the_token_map_equals_the_engine_own() -> None:
+    engram = pytest.importorskip("sglang.srt.layers.engram")
+    tokenizer = small_tokenizer()
+    theirs, size = engram.build_compressed_token_map(tokenizer)
+    assert size < len(tokenizer)
+    assert compress_tokenizer(tokenizer, size).tolist() == theirs
+    with pytest.raises(ConfigError, match="every row id would differ"):
+        compress_tokenizer(tokenizer, size + 1)
+
+
+KERNEL = """
+import torch
+from sparkyard_engine.engram.torch_side.dequant import dequantise_reference, launch_kernel
+random = torch.Generator().manual_seed(3)
+for count in (1, 5, 37):
+    weight = torch.randint(0, 256, (40, 256), dtype=torch.uint8, generator=random)
+    weight[(weight & 127) == 127] = 0
+    scale = torch.randint(30, 230, (40, 8), dtype=torch.uint8, generator=random)
+    scale[1] = 255
+    index = torch.randint(-1, 40, (count,), dtype=torch.int32, generator=random)
+    for positive_zero in (False, True):
+        out = torch.full((count, 256), 7, dtype=torch.bfloat16)
+        launch_kernel(weight, scale, index, out, positive_zero=positive_zero)
+        due = dequantise_reference(weight, scale, index, positive_zero=positive_zero)
+        nan = torch.isnan(due)
+        assert (torch.isnan(out) == nan).all(), count
+        assert (out[~nan].view(torch.int16) == due[~nan].view(torch.int16)).all(), count
+"""
+
+
+def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
+    """Triton's own interpreter runs the kernel without a device. Its casts know no NaN of e4m3 and do not round
+    subnormal numbers as a device does, so neither occurs here; the device tests take all 65,536 pairs."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", KERNEL], check=True, env=environment, cwd=Path(__file__).parent)
