@@ -10,6 +10,7 @@ from pathlib import Path
 from node_agent import jobs
 from node_agent.actions import ranks
 from node_agent.home import Home
+from node_agent.image import pull, serve
 from node_agent.shell import Shell
 from node_agent.wire import Writer
 
@@ -17,15 +18,21 @@ HELLO = "SPARKYARD_AGENT_HELLO"
 
 
 def main() -> int:
-    """``agent.pyz`` serves standard input and output; ``run-job DIR`` and ``run-rank DIR`` are long work."""
+    """``agent.pyz`` serves standard input and output; the others are long work."""
     match sys.argv[1:]:
         case ["run-job", folder]:
             return jobs.run(Path(folder))
         case ["run-rank", folder]:
             return ranks.run(Path(folder))
+        case ["image-serve", order, folder]:
+            return serve.main(Path(order), Path(folder))
+        case ["image-pull", order, folder]:
+            return pull.main(Path(order), Path(folder))
         case []:
             return _serve()
-    sys.stderr.write("usage: agent.pyz [run-job DIR | run-rank DIR]\n")
+    sys.stderr.write(
+        "usage: agent.pyz [run-job DIR | run-rank DIR | image-serve ORDER DIR | image-pull ORDER DIR]\n"
+    )
     return 2
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from node_agent import checkpoint, jobs, lease, process
 from node_agent import facts as readers
+from node_agent.actions import image
 from node_agent.facts.source import Live, Recorded
 from node_agent.files import read_json, tail
 from node_agent.home import Home
@@ -60,6 +61,7 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         "boots": boots(home),
         "lease": lease.facts(home),
         "hardware": hardware(home) if args.get("hardware") else None,
+        "docker": image.facts(home) if args.get("docker") else None,
     }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from node_agent import look, process, watch
-from node_agent.actions import blobs, desired, engine, load, pack, probe, ranks, share
+from node_agent.actions import blobs, desired, engine, image, load, pack, probe, ranks, share
 from node_agent.files import tail
 from node_agent.home import Home
 from node_agent.lease import Lease
@@ -26,6 +26,10 @@ ACTIONS: dict[str, Action] = {
     "PutBlob": blobs.put,
     "FetchBlob": blobs.fetch,
     "InstallEngine": engine.install,
+    "BuildImage": image.build,
+    "OfferImage": image.start_serving,
+    "PullImage": image.pull,
+    "PruneImages": image.prune,
     "AttachCheckpoint": share.attach,
     "ProveCheckpoint": share.prove,
     "StartPack": pack.start,
@@ -135,6 +139,8 @@ class Shell:
                 return {}
             case "offer":
                 return blobs.offer(self._home, args, report, stop)
+            case "image-offer":
+                return image.offer(self._home, args, report)
             case "smoke":
                 return probe.check(self._home, args, report)
             case "load":

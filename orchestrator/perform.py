@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from orchestrator.model.cluster import Cluster
-from orchestrator.model.step import Failure, FetchBlob, PutBlob, Step
-from orchestrator.remote.node import Ask, Node, Progressed, Reply
+from orchestrator.model.step import Failure, FetchBlob, OfferImage, PullImage, PutBlob, Step
+from orchestrator.remote.node import Ask, Node, Progressed, Reply, reply
+
+OFFER_TIMEOUT_S = 30.0
 
 OnProgress = Callable[[dict[str, Any]], None]
 
@@ -38,6 +41,19 @@ async def perform(
             )
         case FetchBlob(source=source):
             return await _fetch(step, nodes, cluster, args, fence, source, progress)
+        case OfferImage():
+            request = Ask(what, {**args, "token": secrets.token_urlsafe(32)}, fence)
+            return await _ask(nodes[step.node], request, step.bound_s, progress)
+        case PullImage(origin=origin, content=content):
+            offer = await reply(
+                nodes[origin], Ask("image-offer", {"content": content}), timeout_s=OFFER_TIMEOUT_S
+            )
+            if offer.failure is not None:
+                return Reply(
+                    {}, replace(offer.failure, node=step.node, message=f"{origin}: {offer.failure.message}")
+                )
+            request = Ask(what, {**args, "offer": offer.value}, fence)
+            return await _ask(nodes[step.node], request, step.bound_s, progress)
         case _:
             return await _ask(nodes[step.node], Ask(what, args, fence), step.bound_s, progress)
 

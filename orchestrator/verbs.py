@@ -66,6 +66,7 @@ class Session:
             holder=holder,
             payloads=payloads or {},
             strict_conformance=self.strict_conformance,
+            docker=self.profile.engine.runtime == "docker",
             stopping=lambda: self.interrupted,
         )
         try:

@@ -8,13 +8,16 @@ from orchestrator.model.step import (
     Action,
     AskCanary,
     AttachCheckpoint,
+    BuildImage,
     Condition,
     FetchBlob,
     InstallEngine,
     MemoryBack,
+    OfferImage,
     OpenGate,
     PackDone,
     ProveCheckpoint,
+    PullImage,
     PutBlob,
     RankAt,
     RunSmoke,
@@ -34,6 +37,12 @@ def action(value: Action) -> str:
             return f"fetch engine package {digest[:12]} from {source}"
         case InstallEngine(digest=digest):
             return f"install engine package {digest[:12]}"
+        case BuildImage(content=content, base=base):
+            return f"build image {content[:12]} on {base or 'the base of its recipe'}"
+        case OfferImage(content=content, readers=readers):
+            return f"offer image {content[:12]} to {', '.join(readers)}"
+        case PullImage(content=content, sources=sources):
+            return f"pull image {content[:12]} over {', '.join(sources[0])}"
         case AttachCheckpoint(mode=mode, source=source):
             return f"reach the checkpoint of {source} ({mode})"
         case ProveCheckpoint(blocks=blocks):

@@ -153,6 +153,48 @@ class BootFacts(Frozen):
     ready_unix_s: float | None = None
 
 
+class ImageFacts(Frozen):
+    """An image that carries our label. `rootfs` is over the digests of its uncompressed layers."""
+
+    content: Text
+    platform: Text
+    rootfs: Digest
+    config: Text | None = None
+    """Digest of the config; None with an engine that does not tell it (containerd store)."""
+    tags: tuple[Text, ...] = ()
+    size_bytes: int = 0
+
+
+class PortFacts(Frozen):
+    """An IPv4 address of a link that is up."""
+
+    interface: Text
+    address: Text
+    """With prefix length."""
+    mtu: int = 0
+    speed_mbit: int = 0
+    """0: the kernel does not tell."""
+
+
+class DockerFacts(Frozen):
+    """The node's Docker engine."""
+
+    problem: Text = ""
+    """Why it does not answer; empty when it does."""
+    version: Text = ""
+    store: Text = ""
+    root: Text = ""
+    free_bytes: int = 0
+    ports: tuple[PortFacts, ...] = ()
+    images: tuple[ImageFacts, ...] = ()
+    offered: Text | None = None
+    """Content label of the image that this node offers to the others now."""
+
+    def image(self, content: str) -> ImageFacts | None:
+        """The image with that content label."""
+        return next((found for found in self.images if found.content == content), None)
+
+
 class LeaseFacts(Frozen):
     """Who holds the node's lease."""
 
@@ -185,6 +227,8 @@ class NodeFacts(Frozen):
     lease: LeaseFacts | None = None
     hardware: Hardware | None = None
     """Only when the look asked for it."""
+    docker: DockerFacts | None = None
+    """None: not asked for (runtime `process`), or no client installed."""
 
     def rank(self, deployment: str, rank: int, generation: int) -> RankFacts | None:
         """That rank of that generation, alive or ended; None when unknown here."""

@@ -33,6 +33,49 @@ class InstallEngine:
 
 
 @dataclass(frozen=True, slots=True)
+class BuildImage:
+    """Build the engine image from the installed engine package. `content` is the digest of all inputs."""
+
+    content: str
+    engine: str
+    base: str
+    platform: str
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OfferImage:
+    """Publish the image on this node's fast links for this run. Runs as a job, until its readers are done."""
+
+    content: str
+    addresses: tuple[str, ...]
+    port: int
+    readers: tuple[str, ...]
+    step_bytes: int
+    idle_s: float
+    bound_s: float
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class PullImage:
+    """Get the image from the first of `sources` that answers, and pass it on to `readers` on `addresses`.
+
+    A source is the list of its addresses, one a rail. Runs as a job: an interrupted controller joins it again.
+    """
+
+    content: str
+    origin: str
+    sources: tuple[tuple[str, ...], ...]
+    addresses: tuple[str, ...]
+    port: int
+    readers: tuple[str, ...]
+    idle_s: float
+    bound_s: float
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
 class AttachCheckpoint:
     """Make the checkpoint of another node readable here."""
 
@@ -136,6 +179,9 @@ Action = (
     PutBlob
     | FetchBlob
     | InstallEngine
+    | BuildImage
+    | OfferImage
+    | PullImage
     | AttachCheckpoint
     | ProveCheckpoint
     | StartPack

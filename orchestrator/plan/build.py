@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.goal import Goal
 from orchestrator.model.step import Decision, FetchBlob, InstallEngine, PutBlob, Stage, Step
+from orchestrator.plan import image
 from orchestrator.plan.missing import unanswered
 
 PUT_BOUND_S = 60.0
@@ -14,6 +15,8 @@ INSTALL_BOUND_S = 120.0
 
 def decide(goal: Goal, facts: ClusterFacts) -> Decision:
     """The head gets the package from the controller; the others fetch from the head only what they lack."""
+    if goal.profile.engine.runtime == "docker":
+        return image.decide(goal, facts)
     if blocked := unanswered(goal, facts):
         return blocked
     digest, size = goal.package.digest, goal.package.size_bytes

@@ -9,6 +9,8 @@ from orchestrator.model.facts import (
     BootFacts,
     ClusterFacts,
     Desired,
+    DockerFacts,
+    ImageFacts,
     JobFacts,
     NodeFacts,
     ProofFacts,
@@ -20,13 +22,16 @@ from orchestrator.model.step import (
     Action,
     AskCanary,
     AttachCheckpoint,
+    BuildImage,
     Condition,
     FetchBlob,
     InstallEngine,
     MemoryBack,
+    OfferImage,
     OpenGate,
     PackDone,
     ProveCheckpoint,
+    PullImage,
     PutBlob,
     RankAt,
     RunSmoke,
@@ -45,6 +50,11 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
             return here.model_copy(update={"blobs": tuple(sorted({*here.blobs, digest}))})
         case InstallEngine(digest=digest):
             return here.model_copy(update={"engines": tuple(sorted({*here.engines, digest}))})
+        case BuildImage(content=content) | PullImage(content=content):
+            return _with_image(here, content)
+        case OfferImage(content=content):
+            docker = here.docker or DockerFacts()
+            return here.model_copy(update={"docker": docker.model_copy(update={"offered": content})})
         case AttachCheckpoint(mode=mode, source=source):
             share = ShareFacts(mode=mode, source=source, path="")
             owner = cluster.get(source.partition(":")[0], here)
@@ -107,6 +117,13 @@ def after_stage(facts: ClusterFacts, stage: Stage) -> ClusterFacts:
                 for name, here in result.items()
             }
     return result
+
+
+def _with_image(here: NodeFacts, content: str) -> NodeFacts:
+    docker = here.docker or DockerFacts()
+    made = ImageFacts(content=content, platform="", rootfs="0" * 64)
+    kept = tuple(found for found in docker.images if found.content != content)
+    return here.model_copy(update={"docker": docker.model_copy(update={"images": (*kept, made)})})
 
 
 def _with_rank(here: NodeFacts, action: StartRank) -> NodeFacts:
@@ -178,6 +195,8 @@ MEASURED = (
     "ranks[].phase: it moves on by itself; what a wait asked for is checked by the wait",
     "ranks[].ended: the words, not the fact",
     "boots[].memory_before_bytes",
+    "docker.images[].rootfs and .config: outputs of the build, compared between nodes",
+    "docker.offered: the offer ends by itself when its readers are done",
 )
 """Fields that `decide` reads and that no prediction can know. Everything else it reads must come true exactly."""
 
@@ -192,6 +211,7 @@ def decided(here: NodeFacts) -> dict[str, Any]:
         "proof": (here.proof.index_sha256, here.proof.seed, here.proof.blocks) if here.proof else None,
         "stores": sorted(store.store for store in here.stores if store.complete),
         "jobs": sorted((job.id, job.spec, job.state) for job in here.jobs if job.kind == "pack"),
+        "images": sorted(image.content for image in here.docker.images) if here.docker else [],
         "desired": here.desired.model_dump() if here.desired else None,
         "ranks": sorted(
             (found.deployment, found.generation, found.rank, found.spec, found.alive, found.gate_open)

@@ -1,0 +1,126 @@
+"""A node that reads the checkpoint over NFS: mount, read back what the mount became, take it away."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from node_agent.home import Home
+from node_agent.nfs import privileged, text
+from node_agent.wire import Refused
+
+MOUNT_TIMEOUT_S = 90.0
+ALIVE_TIMEOUT_S = 3.0
+"""A healthy mount answers a stat in under 10 ms; a `hard` mount whose server is gone never does."""
+FSTAB = Path("/etc/fstab")
+
+
+def mount_point(home: Home) -> Path:
+    """Where the share is mounted."""
+    return home.share / "nfs"
+
+
+def current(home: Home) -> text.Mount | None:
+    """The mount that is there now."""
+    mounts = text.parse_mounts(Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace"))
+    return text.at(mounts, str(mount_point(home)))
+
+
+def problem(home: Home) -> str:
+    """Why the mount cannot be read; empty when it can. Never hangs, whatever the server does."""
+    if current(home) is None:
+        return "not mounted"
+    answer: list[str] = []
+
+    def look() -> None:
+        try:
+            os.listdir(mount_point(home))
+            answer.append("")
+        except OSError as error:
+            answer.append(f"{error.strerror}")
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(ALIVE_TIMEOUT_S)
+    return answer[0] if answer else f"the server does not answer within {ALIVE_TIMEOUT_S:.0f} s"
+
+
+def attach(home: Home, server: str, root: str, options: str, *, keep: bool) -> list[str]:
+    """Mount ``server:root`` read-only; what it became against what was asked for.
+
+    A mount that is there already and healthy, from the same source, stays; a stale or a different one is replaced.
+    Where `proto=rdma` is refused, TCP is tried, and named.
+    """
+    point, source = mount_point(home), f"{server}:{root}"
+    asked = text.parse_options(options)
+    there = current(home)
+    if there is not None and (
+        there.source != source or problem(home) or text.fallbacks(asked, there, server)
+    ):
+        _unmount(point)
+        there = None
+    notes = []
+    if there is None:
+        point.mkdir(parents=True, exist_ok=True)
+        try:
+            _mount(source, point, options)
+        except Refused as refusal:
+            if asked.get("proto") != "rdma":
+                raise
+            options = ",".join(
+                word for word in options.split(",") if not word.startswith(("proto=", "port="))
+            )
+            _mount(source, point, options)
+            notes.append(f"proto=rdma was refused ({refusal}): mounted over TCP")
+    mounted = current(home)
+    if mounted is None or (why := problem(home)):
+        raise Refused(f"mounted {source}, but it cannot be read: {why if mounted else 'no mount is there'}")
+    if keep:
+        line = text.fstab_line(source, str(point), options)
+        _fstab(lambda old: text.with_ours(old, line))
+    return [*notes, *text.fallbacks(asked, mounted, server)]
+
+
+def detach(home: Home) -> None:
+    """Unmount and forget, now and after a reboot. Fine when nothing is mounted."""
+    if current(home) is not None:
+        _unmount(mount_point(home))
+    _fstab(text.without_ours)
+    point = mount_point(home)
+    if point.is_dir():
+        point.rmdir()
+
+
+def facts(home: Home, asked: dict[str, Any]) -> dict[str, Any]:
+    """What a look says about the mount."""
+    mounted, why = current(home), problem(home)
+    options = text.parse_options(str(asked.get("options", "")))
+    return {
+        "problem": why,
+        "options": ",".join(mounted.options) if mounted else "",
+        "fallbacks": text.fallbacks(options, mounted, str(asked.get("server", ""))) if mounted else [],
+    }
+
+
+def _mount(source: str, point: Path, options: str) -> None:
+    privileged.run("mount", "-t", "nfs4", "-o", options, source, str(point), timeout_s=MOUNT_TIMEOUT_S)
+
+
+def _unmount(point: Path) -> None:
+    """Also when the server is gone: a lazy unmount takes the name away at once."""
+    try:
+        privileged.run("umount", str(point), timeout_s=10.0)
+    except Refused:
+        privileged.run("umount", "-l", str(point), timeout_s=10.0)
+
+
+def _fstab(change: Any) -> None:
+    try:
+        old = FSTAB.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        old = ""
+    new = change(old)
+    if new != old:
+        privileged.replace_file(FSTAB, new, timeout_s=10.0)

@@ -1,0 +1,105 @@
+"""The node that has the checkpoint: export it, take the export back, say what is exported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from node_agent import checkpoint
+from node_agent.nfs import privileged, text
+from node_agent.wire import Refused
+
+TOOL_TIMEOUT_S = 30.0
+ETAB = Path("/var/lib/nfs/etab")
+THREADS = Path("/proc/fs/nfsd/threads")
+LINKS_MAX = 10_000
+
+
+def export(path: str, clients: list[str]) -> dict[str, Any]:
+    """Export the checkpoint read-only to ``clients`` only. Refused when the folder cannot be shared."""
+    root, inside = text.split(path)
+    _exportable(root)
+    _links_stay_inside(Path(path), Path(root))
+    owner = (Path(path) / checkpoint.INDEX).stat()
+    options = text.export_options(owner.st_uid, owner.st_gid)
+    privileged.replace_file(
+        Path(text.EXPORTS_FILE), text.exports_text(root, clients, options), timeout_s=TOOL_TIMEOUT_S
+    )
+    for client in sorted(exported(root) - set(clients)):
+        privileged.run("exportfs", "-u", f"{client}:{root}", timeout_s=TOOL_TIMEOUT_S)
+    for client in clients:
+        privileged.run("exportfs", "-o", options, f"{client}:{root}", timeout_s=TOOL_TIMEOUT_S)
+    _running()
+    return {"root": root, "inside": inside, "options": options}
+
+
+def unexport(path: str) -> None:
+    """Take it back, now and after a reboot. Fine when it is not exported."""
+    root, _ = text.split(path)
+    for client in sorted(exported(root)):
+        privileged.run("exportfs", "-u", f"{client}:{root}", timeout_s=TOOL_TIMEOUT_S)
+    if Path(text.EXPORTS_FILE).exists():
+        privileged.replace_file(Path(text.EXPORTS_FILE), None, timeout_s=TOOL_TIMEOUT_S)
+
+
+def exported(root: str) -> set[str]:
+    """Clients that ``root`` is exported to, from the NFS server's own table."""
+    found: set[str] = set()
+    try:
+        lines = ETAB.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        place, _, rest = line.partition("\t")
+        if place == root and "(" in rest:
+            found.add(rest.partition("(")[0])
+    return found
+
+
+def facts(path: str) -> list[str]:
+    """Clients that the checkpoint at ``path`` is exported to, as long as an NFS server runs; sorted."""
+    try:
+        threads = int(THREADS.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        threads = 0
+    return sorted(exported(text.split(path)[0])) if threads else []
+
+
+def _running() -> None:
+    try:
+        threads = int(THREADS.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        threads = 0
+    if threads == 0:
+        raise Refused(
+            "the checkpoint is exported, but no NFS server runs: sudo systemctl enable --now nfs-kernel-server"
+        )
+
+
+def _exportable(root: str) -> None:
+    mounts = text.parse_mounts(Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace"))
+    real = os.path.realpath(root)
+    best = max(
+        (mount for mount in mounts if (real + "/").startswith(mount.point.rstrip("/") + "/")),
+        key=lambda mount: len(mount.point),
+    )
+    if best.kind in text.NOT_EXPORTABLE:
+        raise Refused(f"{root} lies on {best.kind} ({best.point}): {text.NOT_EXPORTABLE[best.kind]}")
+
+
+def _links_stay_inside(path: Path, root: Path) -> None:
+    """A link that leaves the export leads nowhere on a client: named here, not found there."""
+    top = os.path.realpath(root)
+    for number, entry in enumerate(os.scandir(path)):
+        if number > LINKS_MAX:
+            return
+        if entry.is_symlink():
+            target = os.path.realpath(entry.path)
+            if not (target + "/").startswith(top + "/"):
+                raise Refused(
+                    f"{entry.path} is a link to {target}, outside of what can be exported ({top}): "
+                    "the other nodes would find nothing there; copy the file, or share the folder that holds both"
+                )
+            if not Path(target).exists():
+                raise Refused(f"{entry.path} is a link to {target}, which does not exist: fetch it again")
