@@ -23,7 +23,7 @@ if ! good; then
     if command -v uv >/dev/null; then
       uv venv -q --python "$SPARKYARD_PYTHON" .venv && uv pip install -q --python .venv/bin/python --require-hashes -r "$lock"
     elif "$SPARKYARD_PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
-      "$SPARKYARD_PYTHON" -m venv .venv && .venv/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r "$lock"
+      "$SPARKYARD_PYTHON" -m venv .venv && .venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes -r "$lock"
     else
       echo "this Python has no ensurepip: sudo apt install $("$SPARKYARD_PYTHON" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 2
     fi

@@ -15,12 +15,15 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from orchestrator import doctor as diagnosis
 from orchestrator import verbs
 from orchestrator.errors import ConfigError, Exit, NotImplementedHere, SparkyardError
+from orchestrator.lab import cycle
 from orchestrator.lab.place import lab_place
 from orchestrator.load import default_cluster_path, load_cluster, load_profile
 from orchestrator.model.event import Event
 from orchestrator.verbs import Answer, Session
+from orchestrator.view import doctor as report
 from orchestrator.view.log import EventLog
 from orchestrator.view.text import TextView, clean, plan_text, status_text
 
@@ -212,6 +215,57 @@ def status(
 
 
 @app.command()
+def doctor(
+    list_checks: Annotated[
+        bool, typer.Option("--list", help="Every check with what it reads, its bounds and source.")
+    ] = False,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", help="A check to demote; may stand several times.")
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as failures.")] = False,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Judge a saved capture instead of the nodes.")
+    ] = None,
+    bundle: Annotated[
+        Path | None, typer.Option("--bundle", help="Also save facts and findings, redacted.")
+    ] = None,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    nodes: NodesOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """Look at every node's links, clocks, memory and software; name what is wrong. Changes nothing."""
+    options = diagnosis.Options(
+        tuple(ignore or ()), strict=strict, source=source, bundle=bundle, verbose=verbose
+    )
+    if list_checks:
+        if as_json:
+            out_json(report.list_data())
+        else:
+            report.print_list(out)
+        raise SystemExit(int(Exit.FINE))
+    try:
+        diagnosis.check_ids(options.ignore)
+        if source is not None:
+            found = diagnosis.from_capture(options)
+            answer = diagnosis.answer(found, options, None if as_json else out)
+            if as_json:
+                out_json(answer.data)
+            raise SystemExit(int(answer.exit_code))
+    except SparkyardError as error:
+        fail(error, as_json=as_json)
+
+    async def work(session: Session) -> Answer:
+        goal, _ = session.goal()
+        async with session.world() as world:
+            found = await diagnosis.diagnose(world, goal, options.ignore)
+        return diagnosis.answer(found, options, None if as_json else out)
+
+    run(Common(profile, cluster, nodes, verbose), work, as_json=as_json)
+
+
+@app.command()
 def smoke(profile: ProfileOption = None, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
     """Try the OpenAI API from the head: models, completion, chat, stream, a prompt that is too long."""
 
@@ -240,6 +294,56 @@ def logs(
         verbs.say_line(clean(line))
 
     run(Common(profile, cluster), lambda s: verbs.logs(s, rank, lines, follow, write), as_json=False)
+
+
+@app.command()
+def lab(
+    once: Annotated[
+        bool, typer.Option("--once", help="Run the cycle, compare the answers, leave nothing behind.")
+    ] = False,
+    down: Annotated[bool, typer.Option("--down", help="End a lab that was left serving.")] = False,
+    torch_from: Annotated[
+        str | None,
+        typer.Option(
+            "--torch-from",
+            help="Folder, wheel or index that has the CPU build of torch (SPARKYARD_TORCH_FROM).",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+) -> None:
+    """The whole life cycle on this machine: three nodes, real SSH, real SGLang ranks on the CPU. No Spark needed."""
+    place = lab_place()
+    profile = load_profile("lab")
+    try:
+        with ExitStack() as stack:
+            log = stack.enter_context(EventLog(verbs.events_path(place.cluster_file)))
+            view = stack.enter_context(TextView(err, verbose=verbose))
+            emit = partial(emit_to, [log.emit, view.emit])
+            if down:
+                raise SystemExit(int(asyncio.run(cycle.down(place, profile, emit))))
+            data, code = asyncio.run(cycle.run(place, profile, emit, once=once, torch_from=torch_from))
+    except SparkyardError as error:
+        fail(error, as_json=as_json)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise SystemExit(int(Exit.INTERRUPTED)) from None
+    if as_json:
+        out_json(data)
+    else:
+        show_lab(data)
+    raise SystemExit(int(code))
+
+
+def show_lab(data: dict[str, Any]) -> None:
+    """What the lab has shown, in a few lines."""
+    if not data["ok"]:
+        return
+    out.print(
+        f"{data['engine']}, {data['ranks']} ranks, tensor parallel by {data['tp']}: {data['prompts']} prompts answered "
+        f"as by one unpadded rank; {data['engram_rows_read']:,} Engram rows read from disk",
+        highlight=False,
+    )
+    out.print("try: ./start.sh status · smoke · logs -f · stop · lab --down", highlight=False)
 
 
 @app.command(hidden=True)

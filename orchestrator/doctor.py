@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from orchestrator.checks import examine
+from rich.console import Console
+
+from orchestrator import capture
+from orchestrator.checks import CHECKS, examine, exit_code
 from orchestrator.checks.check import Node, Yard
 from orchestrator.each import look
+from orchestrator.errors import ConfigError, Exit
 from orchestrator.model.cluster import Node as ClusterNode
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.finding import Finding
@@ -15,6 +20,19 @@ from orchestrator.model.goal import Goal
 from orchestrator.model.profile import EnvSetting
 from orchestrator.model.step import Failure
 from orchestrator.run import World
+from orchestrator.verbs import Answer
+from orchestrator.view import doctor as view
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to judge and what to do with the result."""
+
+    ignore: tuple[str, ...] = ()
+    strict: bool = False
+    source: Path | None = None
+    bundle: Path | None = None
+    verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +85,28 @@ def _node(goal: Goal, node: ClusterNode, facts: ClusterFacts, why: dict[str, str
         ports=() if ours else tuple(sorted(goal.port(node, port) for port in wanted)),
         paths=(node.root,),
     )
+
+
+def check_ids(ids: tuple[str, ...]) -> None:
+    """ConfigError for an id to ignore that no check has."""
+    known = {check.id for check in CHECKS}
+    if unknown := [name for name in ids if name not in known]:
+        raise ConfigError([f"--ignore: no check is called {', '.join(unknown)}; see doctor --list"])
+
+
+def from_capture(options: Options) -> Diagnosis:
+    """Judge a saved capture. ConfigError when it is none."""
+    if options.source is None:
+        raise AssertionError("called without a capture")
+    yard = capture.load(options.source, now_unix_s=time.time())
+    return Diagnosis(yard, examine(yard, options.ignore))
+
+
+def answer(found: Diagnosis, options: Options, console: Console | None) -> Answer:
+    """Save the bundle if asked, show the report unless ``console`` is None, and give data and exit code."""
+    if options.bundle is not None:
+        capture.save(found.yard, options.bundle)
+    if console is not None:
+        view.report(console, found.yard, found.findings, verbose=options.verbose)
+    data = view.data(found.yard, found.findings, strict=options.strict)
+    return Answer(data, Exit(exit_code(found.findings, strict=options.strict)))

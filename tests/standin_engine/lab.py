@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from orchestrator.lab import nodes
 from orchestrator.lab.place import NODES, Place
@@ -19,6 +25,8 @@ from sparkyard_engine.engram.hashing import Layout
 from tests.clusters import lab_profile
 from tests.engram_checkpoint import write_checkpoint
 
+ROOT = Path(__file__).resolve().parents[2]
+CALL_TIMEOUT_S = 120
 MODULES = Path(__file__).resolve().parent / "modules"
 QUICK = {
     "join_s": 20,
@@ -58,12 +66,12 @@ def engine_python(folder: Path) -> Path:
 class StandinLab:
     """Three nodes with a small checkpoint in the true format."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, vocab_size: int = 200) -> None:
         self.place = Place(folder)
         self.profile = quick_profile()
         self.events: list[Event] = []
-        layout = Layout.build(layer_ids=(1, 3), vocab_size=200, max_ngram_size=4, heads=8)
-        write_checkpoint(self.place.checkpoint, layout, 200)
+        layout = Layout.build(layer_ids=(1, 3), vocab_size=vocab_size, max_ngram_size=4, heads=8)
+        write_checkpoint(self.place.checkpoint, layout, vocab_size)
 
     def __enter__(self) -> StandinLab:
         self.up()
@@ -91,6 +99,36 @@ class StandinLab:
         """One converging verb."""
         self.events.clear()
         return asyncio.run(converging(self.session(), verb))
+
+    def command(self, *words: str) -> list[str]:
+        """The command line of the product on this lab."""
+        profile = self.place.folder / "profile.yaml"
+        if not profile.exists():
+            text = yaml.safe_dump(self.profile.model_dump(mode="json", by_alias=True), sort_keys=False)
+            profile.write_text(text, encoding="utf-8")
+        argv = [sys.executable, "-m", "orchestrator", *words]
+        return [*argv, "--profile", str(profile), "--cluster", str(self.place.cluster_file)]
+
+    def call(self, *words: str) -> tuple[int, dict[str, Any]]:
+        """Run the product as a person would; exit code and the JSON of standard output."""
+        done = subprocess.run(
+            self.command(*words, "--json"),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=CALL_TIMEOUT_S,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, json.loads(done.stdout) if done.stdout else {}
+
+    def forget(self) -> None:
+        """Stop, and put the nodes back to where nothing was ever done."""
+        assert self.do("stop").exit_code == 0
+        for name in NODES:
+            for entry in self.place.node(name).iterdir():
+                if entry.name not in {"checkpoint", "agent"}:
+                    shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
     def facts(self) -> ClusterFacts:
         """One look."""
