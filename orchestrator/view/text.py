@@ -13,8 +13,8 @@ from rich.table import Table
 from orchestrator.model import event as events
 from orchestrator.model.step import Failure
 
-PLAIN_EVERY_S = 5.0
-"""In a pipe, progress of one piece of work is a line at most this often."""
+PLAIN_EVERY_S = 15.0
+"""In a pipe, progress of one piece of work is a line at most this often, and whenever its note changes."""
 EVIDENCE_LINES = 12
 CONTROL = dict.fromkeys((*range(9), *range(11, 32), 127, *range(128, 160)), "·")
 """Control characters of remote output: a terminal must never obey them."""
