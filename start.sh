@@ -2,7 +2,7 @@
 # Finds Python, makes .venv once from a hash lock, and becomes sparkyard. `./start.sh test [suite]` runs the tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
-lock=orchestrator/requirements.lock
+venv=${SPARKYARD_VENV:-.venv} lock=orchestrator/requirements.lock
 [ "${1:-}" = test ] && lock=tests/requirements.lock
 
 if [ -z "${SPARKYARD_PYTHON:-}" ]; then
@@ -12,24 +12,28 @@ if [ -z "${SPARKYARD_PYTHON:-}" ]; then
 fi
 [ -n "${SPARKYARD_PYTHON:-}" ] || { echo "sparkyard needs Python 3.11 or newer: sudo apt install python3" >&2; exit 2; }
 
-# The tests' lock contains the other one, so an environment made for the tests serves both.
-want=$(cat "$lock" <("$SPARKYARD_PYTHON" -V) | sha256sum)
-good() { [ -f .venv/complete ] && grep -qF "$want" .venv/complete && .venv/bin/python -c 'import typer, asyncssh, pydantic' 2>/dev/null; }
+# A lock's stamp is written last: an environment without it is half-made, one that cannot import is broken.
+stamp() { cat "$1" <("$SPARKYARD_PYTHON" -V) | sha256sum; }
+works() { [ -f "$venv/complete" ] && "$venv/bin/python" -c 'import typer, asyncssh, pydantic' 2>/dev/null; }
+good() { works && grep -qF "$(stamp "$lock")" "$venv/complete"; }
 if ! good; then
-  exec 9>.venv.lock && flock 9
+  exec 9>"$venv.lock" && flock 9
   if ! good; then
-    echo "sparkyard: making .venv (once, about 200 MB)" >&2
-    rm -rf .venv
+    echo "sparkyard: making $venv (once, about 350 MB)" >&2
+    works || rm -rf "$venv"
     if command -v uv >/dev/null; then
-      uv venv -q --python "$SPARKYARD_PYTHON" .venv && uv pip install -q --python .venv/bin/python --require-hashes -r "$lock"
+      [ -d "$venv" ] || uv venv -q --python "$SPARKYARD_PYTHON" "$venv"
+      uv pip install -q --python "$venv/bin/python" --require-hashes -r "$lock"
     elif "$SPARKYARD_PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
-      "$SPARKYARD_PYTHON" -m venv .venv && .venv/bin/python -m pip install -qq --disable-pip-version-check --require-hashes -r "$lock"
+      [ -d "$venv" ] || "$SPARKYARD_PYTHON" -m venv "$venv"
+      "$venv/bin/python" -m pip install -qq --disable-pip-version-check --require-hashes -r "$lock"
     else
-      echo "this Python has no ensurepip: sudo apt install $("$SPARKYARD_PYTHON" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 2
+      echo "this Python has no ensurepip: sudo apt install python$("$SPARKYARD_PYTHON" -V | cut -d' ' -f2 | cut -d. -f1,2)-venv" >&2
+      exit 2
     fi
-    for each in orchestrator/requirements.lock "$lock"; do cat "$each" <("$SPARKYARD_PYTHON" -V) | sha256sum; done >.venv/complete
+    { stamp orchestrator/requirements.lock; stamp "$lock"; } >"$venv/complete"  # the tests' lock contains the other
   fi
   exec 9>&-
 fi
-if [ "${1:-}" = test ]; then shift; exec .venv/bin/python -m tests.run "$@"; fi
-exec .venv/bin/python -m orchestrator "$@"
+if [ "${1:-}" = test ]; then shift; exec "$venv/bin/python" -m tests.run "$@"; fi
+exec "$venv/bin/python" -m orchestrator "$@"
