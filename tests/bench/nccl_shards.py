@@ -61,6 +61,7 @@ def trials() -> dict[str, dict[str, str]]:
         "default, network, 8 channels": NETWORK | EIGHT,
         "ours, network, 8 channels": NETWORK | ours | EIGHT,
         "ours without NCCL_PROTO, network, 8 channels": NETWORK | all_protocols | EIGHT,
+        "ours, network, 8 channels, 2 communicators": NETWORK | ours | EIGHT | {"COMMUNICATORS": "2"},
     }
 
 

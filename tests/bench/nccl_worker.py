@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import json
 import os
 import re
@@ -295,6 +294,11 @@ def pinned(folder: Path, debug_pattern: str, control: dist.ProcessGroup) -> dict
     before = memory()
     dist.barrier(group=control)
     times = {name: timed(lambda tensor=tensor: dist.all_reduce(tensor)) for name, tensor in tensors.items()}
+    for _ in range(int(os.environ.get("COMMUNICATORS", "1")) - 1):
+        group = dist.new_group(backend="nccl")
+        for tensor in tensors.values():
+            dist.all_reduce(tensor, group=group)
+    torch.cuda.synchronize()
     dist.barrier(group=control)
     time.sleep(SETTLE_S)
     after = memory()
