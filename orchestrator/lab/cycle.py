@@ -101,24 +101,30 @@ async def run(
         raise LabError("a lab is running; end it with `./start.sh lab --down`, or use it as it is")
     try:
         setup = await set_up(place, profile, emit, torch_from)
-        session = Session(profile, load_cluster(place.cluster_file), emit, strict_conformance=True)
-        return await _cycle(place, session, setup, once=once)
+        return await _cycle(place, profile, emit, setup, once=once)
     finally:
         if once:
             await asyncio.to_thread(nodes.down, place)
 
 
-async def _cycle(place: Place, session: Session, setup: Setup, *, once: bool) -> tuple[dict[str, Any], Exit]:
-    begin = time.monotonic()
+def _session(place: Place, profile: Profile, emit: Emit) -> Session:
+    return Session(profile, load_cluster(place.cluster_file), emit, strict_conformance=True)
+
+
+async def _cycle(
+    place: Place, profile: Profile, emit: Emit, setup: Setup, *, once: bool
+) -> tuple[dict[str, Any], Exit]:
+    begin, session = time.monotonic(), _session(place, profile, emit)
     await _doctor(session)
     try:
         served = await verbs.converging(session, "up")
-        if served.exit_code != Exit.FINE:
+        if served.exit_code != Exit.FINE or session.interrupted:
             return {"schema": "sparkyard/lab/v1", "ok": False, **_failures(served.data)}, served.exit_code
         ready_s = time.monotonic() - begin
         data = await _prove(place, session, setup)
     finally:
-        stopped = await verbs.converging(session, "stop") if once else None
+        # A session of its own: a Ctrl-C that ended the one before must not end the cleaning up.
+        stopped = await verbs.converging(_session(place, profile, emit), "stop") if once else None
     data |= {"setup_s": round(setup.seconds, 1), "ready_s": round(ready_s, 1)}
     good = data["tokens_equal"] and (stopped is None or stopped.exit_code == Exit.FINE)
     return {"schema": "sparkyard/lab/v1", "ok": good, **data}, Exit.FINE if good else Exit.FAILED
@@ -203,8 +209,9 @@ async def _engine_version(url: str) -> str:
 async def down(place: Place, profile: Profile, emit: Emit) -> Exit:
     """End the lab: its ranks, then its nodes."""
     code = Exit.FINE
-    if nodes.running(place) and place.cluster_file.exists():
-        session = Session(profile, load_cluster(place.cluster_file), emit, strict_conformance=True)
-        code = (await verbs.converging(session, "stop")).exit_code
+    if place.cluster_file.exists():
+        # Ranks outlive the SSH servers: those must be there to end them.
+        await asyncio.to_thread(nodes.up, place)
+        code = (await verbs.converging(_session(place, profile, emit), "stop")).exit_code
     await asyncio.to_thread(nodes.down, place)
     return code
