@@ -1,0 +1,142 @@
+"""The lab with real SGLang: one cycle that leaves nothing, and one that serves real clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from orchestrator.lab.nodes import running
+from orchestrator.lab.place import NODES, Place
+
+ROOT = Path(__file__).resolve().parents[2]
+CYCLE_TIMEOUT_S = 900
+VERB_TIMEOUT_S = 300
+LEAST_PROMPTS = 20
+
+
+def call(state: Path, *words: str, timeout_s: float = VERB_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """`./start.sh WORDS` with a lab of its own."""
+    done = subprocess.run(
+        ["./start.sh", *words],
+        cwd=ROOT,
+        env={**os.environ, "XDG_STATE_HOME": str(state)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done
+
+
+def leftovers(state: Path) -> list[str]:
+    """Processes that name the lab's folder in their command line or environment."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                text = (
+                    Path(f"/proc/{entry}/cmdline").read_bytes() + Path(f"/proc/{entry}/environ").read_bytes()
+                )
+            except OSError:
+                continue
+            if f"{state}/sparkyard".encode() in text:
+                found.append(Path(f"/proc/{entry}/cmdline").read_text().replace("\0", " ")[:200])
+    return found
+
+
+def test_once_proves_the_answers_and_leaves_nothing(tmp_path: Path) -> None:
+    done = call(tmp_path, "lab", "--once", "--json", timeout_s=CYCLE_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout
+    data = json.loads(done.stdout)
+    assert data["schema"] == "sparkyard/lab/v1"
+    assert data["engine"] == "sglang 0.5.23"
+    assert (data["tp"], data["ranks"]) == (3, 3)
+    assert data["tokens_equal"] is True
+    assert data["prompts"] >= LEAST_PROMPTS
+    assert data["engram_rows_read"] > 0
+    assert data["setup_s"] >= 0
+    assert data["ready_s"] > 0
+    assert leftovers(tmp_path) == []
+    mounts = Path("/proc/self/mounts").read_text()
+    assert str(tmp_path) not in mounts
+    print(f"setup {data['setup_s']} s, ready {data['ready_s']} s, {data['comparison']}")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    state = tmp_path_factory.mktemp("state")
+    done = call(state, "lab", timeout_s=CYCLE_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout
+    yield state
+    assert call(state, "lab", "--down").returncode == 0
+    assert leftovers(state) == []
+    assert running(Place(state / "sparkyard" / "lab")) == ()
+
+
+@pytest.fixture(scope="module")
+def client(served: Path) -> openai.OpenAI:
+    status = json.loads(call(served, "status", "--json").stdout)
+    assert status["serving"]
+    return openai.OpenAI(base_url=status["url"], api_key="none", timeout=60)
+
+
+def test_status_logs_and_smoke_from_another_shell(served: Path) -> None:
+    done = call(served, "status", "--json")
+    status = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert [rank["node"] for rank in status["ranks"]] == list(NODES)
+    assert all(rank["store"] for rank in status["ranks"])
+    assert call(served, "status").returncode == 0
+    logs = call(served, "logs", "--lines", "5")
+    assert logs.returncode == 0
+    assert {line.split(" │ ")[0] for line in logs.stdout.splitlines()} == {"rank 0", "rank 1", "rank 2"}
+    smoke = call(served, "smoke", "--json")
+    assert smoke.returncode == 0
+    assert all(item["ok"] for item in json.loads(smoke.stdout)["items"])
+
+
+def test_doctor_finds_no_error_on_the_lab(served: Path) -> None:
+    done = call(served, "doctor", "--json")
+    assert done.returncode == 0, done.stdout[-2000:]
+    found = json.loads(done.stdout)
+    assert found["counts"]["error"] == 0
+
+
+def test_up_again_plans_nothing(served: Path) -> None:
+    done = call(served, "up", "--json")
+    assert (done.returncode, json.loads(done.stdout)["stages"]) == (0, [])
+
+
+def test_the_openai_client_chats_and_streams(client: openai.OpenAI) -> None:
+    messages = [{"role": "user", "content": "Tell me about the yard."}]
+    answer = client.chat.completions.create(model="lab-v41", messages=messages, max_tokens=12, temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12
+    stream = client.chat.completions.create(
+        model="lab-v41", messages=messages, max_tokens=12, temperature=0, stream=True
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == answer.choices[0].message.content
+
+
+def test_the_openai_client_gets_the_right_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nope")
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="lab-v41", prompt="word " * 4000, max_tokens=1)
+
+
+def test_stop_and_serve_again(served: Path) -> None:
+    done = call(served, "stop", "--json")
+    assert done.returncode == 0, done.stdout
+    assert call(served, "status").returncode == 1
+    assert call(served, "smoke").returncode in {1, 3}
+    again = call(served, "serve", "--json", timeout_s=CYCLE_TIMEOUT_S)
+    assert again.returncode == 0, again.stdout
