@@ -16,6 +16,8 @@ import typer
 from rich.console import Console
 
 from orchestrator import doctor as diagnosis
+from orchestrator import monitor as watching
+from orchestrator import top as dashboard
 from orchestrator import verbs
 from orchestrator.errors import ConfigError, Exit, NotImplementedHere, SparkyardError
 from orchestrator.lab import cycle
@@ -26,6 +28,7 @@ from orchestrator.verbs import Answer, Session
 from orchestrator.view import doctor as report
 from orchestrator.view.log import EventLog
 from orchestrator.view.text import TextView, clean, plan_text, status_text
+from orchestrator.watch.samples import Pace
 
 app = typer.Typer(
     name="sparkyard",
@@ -344,6 +347,64 @@ def show_lab(data: dict[str, Any]) -> None:
         highlight=False,
     )
     out.print("try: ./start.sh status · smoke · logs -f · stop · lab --down", highlight=False)
+
+
+PaceOption = Annotated[float, typer.Option("--every", min=0.2, max=300.0, help="Seconds between samples.")]
+GpuPaceOption = Annotated[
+    float, typer.Option("--gpu-every", min=0.0, max=300.0, help="Seconds between GPU readings; 0: none.")
+]
+GpuServingOption = Annotated[
+    float,
+    typer.Option(
+        "--gpu-every-serving", min=0.0, max=300.0, help="The same while a rank serves: each costs 0.6 ms."
+    ),
+]
+
+
+@app.command()
+def top(
+    replay: Annotated[Path | None, typer.Option("--replay", help="Show this events.jsonl again.")] = None,
+    speed: Annotated[float, typer.Option("--speed", min=0.125, max=1024.0, help="Of the replay.")] = 1.0,
+    every: PaceOption = 2.0,
+    gpu_every: GpuPaceOption = 5.0,
+    gpu_every_serving: GpuServingOption = 30.0,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+) -> None:
+    """The dashboard. Attaches to the monitor of this cluster if one runs, else watches by itself."""
+    common = Common(profile, cluster)
+    try:
+        if replay is not None:
+            known = common.session(lambda _: None) if profile or cluster else None
+            answer = asyncio.run(dashboard.replay(replay, speed, known))
+        else:
+            session = common.session(lambda _: None)
+            folder = verbs.events_path(common.cluster_file()).parent
+            answer = asyncio.run(dashboard.top(session, folder, Pace(every, gpu_every, gpu_every_serving)))
+    except SparkyardError as error:
+        fail(error, as_json=False)
+    raise SystemExit(int(answer.exit_code))
+
+
+@app.command()
+def monitor(
+    address: Annotated[
+        str, typer.Option("--listen", help="Beyond loopback a token file is needed.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the exporter.")] = watching.PORT,
+    token_file: Annotated[Path | None, typer.Option("--token-file", help="What a scraper must send.")] = None,
+    every: PaceOption = 2.0,
+    gpu_every: GpuPaceOption = 5.0,
+    gpu_every_serving: GpuServingOption = 30.0,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+) -> None:
+    """Watch the nodes and export what is seen, until stopped."""
+    common = Common(profile, cluster)
+    listen = watching.Listen(address, port, token_file)
+    pace = Pace(every, gpu_every, gpu_every_serving)
+    folder = verbs.events_path(common.cluster_file()).parent
+    run(common, lambda s: watching.monitor(s, folder, listen, pace), as_json=False)
 
 
 @app.command(hidden=True)

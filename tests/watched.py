@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.load import load_profile
 from orchestrator.model.cluster import Cluster
-from orchestrator.model.event import Progress, RunStarted, StageStarted
+from orchestrator.model.event import Progress, RunEnded, RunStarted, StageStarted, StepDone, WaitDone
 from orchestrator.model.finding import Finding, Severity
 from orchestrator.model.profile import Profile
 from orchestrator.model.sample import CanaryAnswered, FindingsSeen, Happened, NodeSampled, NodeSilent, Sample
@@ -231,9 +231,22 @@ def story(lines: list[tuple[float, Happened]], nodes: int = 3, later_s: float = 
     return Story(tuple(lines), lines[-1][0] + later_s, nodes)
 
 
+BOOTED: tuple[tuple[float, Happened], ...] = (
+    (BEGIN_UNIX_S - 411, RunStarted("serve", NAME, ("spark-1", "spark-2", "spark-3"))),
+    (BEGIN_UNIX_S - 410, StageStarted("start the ranks in order", (), ())),
+    (BEGIN_UNIX_S - 401, StepDone("spark-1", "start rank 0 (generation 4)", 1.2, {})),
+    (BEGIN_UNIX_S - 400, StepDone("spark-2", "start rank 1 (generation 4)", 0.9, {})),
+    (BEGIN_UNIX_S - 400, StepDone("spark-3", "start rank 2 (generation 4)", 1.0, {})),
+    (BEGIN_UNIX_S - 380, StepDone("spark-1", "open the launch gate", 0.1, {})),
+    (BEGIN_UNIX_S - 110, WaitDone("spark-1", "rank 0 at ready", 270.4)),
+    (BEGIN_UNIX_S - 108, StepDone("spark-1", "ask the canary", 1.7, {})),
+    (BEGIN_UNIX_S - 92, RunEnded("serve", 0, 319.0, ())),
+)
+
+
 def serving(nodes: int = 3, ticks: int = 40) -> Story:
-    lines = told(ticks, nodes)
-    lines.insert(3, (BEGIN_UNIX_S, CanaryAnswered(NAME, ok=True, seconds=0.41)))
+    lines = [*BOOTED, *told(ticks, nodes)]
+    lines.insert(len(BOOTED) + 3, (BEGIN_UNIX_S, CanaryAnswered(NAME, ok=True, seconds=0.41)))
     return story(lines, nodes)
 
 
@@ -276,7 +289,7 @@ def degraded() -> Story:
         if index == 2:
             body["ranks"][0]["engram"]["read_s"] *= 3.2
 
-    lines = told(40, change=change)
+    lines = [*BOOTED, *told(40, change=change)]
     slow = Finding(
         check="cx7.bw",
         node="spark-2",
@@ -311,7 +324,8 @@ def down() -> Story:
                 "engram": None,
             }
 
-    lines = [line for line in told(40, change=change) if not _is(line[1], "spark-2", 24)]
+    lines = [*BOOTED]
+    lines += [line for line in told(40, change=change) if not _is(line[1], "spark-2", 24)]
     lines.append(
         (
             BEGIN_UNIX_S + 50.0,

@@ -29,7 +29,11 @@ class Feed:
 
     def put(self, happened: Happened) -> None:
         """Something happened now."""
-        line = (self._now(), happened)
+        self.put_at(happened, self._now())
+
+    def put_at(self, happened: Happened, at_unix_s: float) -> None:
+        """Something happened at that time."""
+        line = (at_unix_s, happened)
         self.state = fold(self.state, happened, line[0])
         if isinstance(happened, NodeSampled):
             self._samples[happened.node] = line

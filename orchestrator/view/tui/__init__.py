@@ -1,0 +1,1 @@
+"""The terminal dashboard. The only package that knows textual."""
