@@ -197,12 +197,23 @@ def plan(
     verb: Annotated[str, typer.Argument(help="build, share, pack, serve, restart, up or stop")],
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="Folder whose shard headers the memory ledger shall read."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The stages that VERB would run now. Touches nothing."""
+    """The stages that VERB would run now; for serve and up, whether they fit memory and disks. Touches nothing."""
     if verb not in {"build", "share", "pack", "serve", "restart", "up", "stop"}:
         raise typer.BadParameter(f"{verb!r} is not a converging verb", param_hint="VERB")
     common = Common(profile, cluster)
+    if verb in {"serve", "up"}:
+        run(
+            common,
+            lambda s: verbs.judged(s, verb, checkpoint),
+            as_json=as_json,
+            show=lambda d: plan_text(out, d),
+        )
     run(common, lambda s: verbs.planned(s, verb), as_json=as_json, show=lambda d: plan_text(out, d))
 
 

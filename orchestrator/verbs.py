@@ -16,12 +16,13 @@ from typing import Any
 
 from orchestrator.each import look
 from orchestrator.errors import Exit
+from orchestrator.ledgers import ledgers
 from orchestrator.model.cluster import Cluster
 from orchestrator.model.event import Event, RunEnded, RunStarted, Said
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.goal import Goal, Package
 from orchestrator.model.profile import Profile
-from orchestrator.model.report import plan_json, run_json, status_json
+from orchestrator.model.report import failures_json, plan_json, run_json, status_json
 from orchestrator.model.step import Failure
 from orchestrator.package import build_package
 from orchestrator.plan import up
@@ -139,6 +140,26 @@ async def planned(session: Session, verb: str) -> Answer:
         facts = await observe(world)
     stages, failures = dry_run(up.verb(verb, goal), facts)
     return Answer(plan_json(verb, stages, failures), _exit_of(failures))
+
+
+async def judged(session: Session, verb: str, checkpoint: Path | None) -> Answer:
+    """As `planned`, with the memory and disk ledgers. Those need no node, so without one there are no stages."""
+    goal, _ = session.goal()
+    async with session.world() as world:
+        facts, missing = await look(world.nodes, world.look_args())
+    found = ledgers(session.profile, session.cluster, checkpoint, facts or None)
+    data: dict[str, Any] = {
+        "schema": "sparkyard/plan/v1",
+        "verb": verb,
+        "stages": None,
+        "blocked": failures_json(missing),
+    }
+    failures: tuple[Failure, ...] = ()
+    if facts:
+        stages, failures = dry_run(up.verb(verb, goal), facts)
+        data = plan_json(verb, stages, failures)
+    fits = found.memory is None or found.memory.verdict != "does not fit"
+    return Answer({**data, **found.json, "lines": found.text}, _exit_of(failures) if fits else Exit.FAILED)
 
 
 async def status(session: Session) -> Answer:

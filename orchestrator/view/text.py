@@ -154,9 +154,11 @@ def _amount(event: events.Progress) -> str:
 
 def plan_text(console: Console, plan: dict[str, Any]) -> None:
     """A plan, as `plan` and `--dry-run` show it."""
-    if not plan["stages"] and not plan["blocked"]:
+    if plan["stages"] is None:
+        console.print(f"{plan['verb']}: no node answered, so its stages are not known", highlight=False)
+    elif not plan["stages"] and not plan["blocked"]:
         console.print(f"{plan['verb']}: nothing to do", highlight=False)
-    for number, stage in enumerate(plan["stages"], 1):
+    for number, stage in enumerate(plan["stages"] or (), 1):
         console.print(f"[bold]{number}. {escape(stage['title'])}[/]", highlight=False)
         for step in stage["steps"]:
             console.print(
@@ -172,6 +174,8 @@ def plan_text(console: Console, plan: dict[str, Any]) -> None:
         console.print(f"[red]blocked: {failure['node']}[/]: {escape(failure['message'])}", highlight=False)
         if failure["remedy"]:
             console.print(f"   → {escape(failure['remedy'])}", highlight=False)
+    for line in plan.get("lines", ()):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def status_text(console: Console, status: dict[str, Any]) -> None:
