@@ -31,6 +31,12 @@ WORKSPACE_BYTES = 384 << 20
 """Default of SGLANG_FLASHINFER_WORKSPACE_SIZE in SGLang 0.5.23."""
 NCCL_COMMUNICATORS = 2
 """SGLang makes a torch group and a pynccl communicator over the same ranks."""
+NCCL_COMMUNICATOR_BYTES = 34_210_180 + 1_179_652
+"""Of each communicator: pool of proxy operations in shared memory, work queues (docs/nccl.md)."""
+NCCL_CONNECTION_EXTRA_BYTES = 8192
+"""Head and tail of a connection beside its three buffers (docs/nccl.md)."""
+PINNED_BLOCK_BYTES = 2 << 20
+"""CUDA gives a smaller pinned allocation a block of its own of this size (docs/nccl.md)."""
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
@@ -233,15 +239,21 @@ def nccl_connections(asked: Sizes, tp: int) -> int:
     return asked.nccl_channels * (tp - 1) * 2 * NCCL_COMMUNICATORS
 
 
+def nccl_connection_bytes(asked: Sizes) -> int:
+    """Pinned memory of one connection. `NCCL_PROTO` leaves no buffer out: all three are allocated."""
+    buffers = asked.nccl_buffer_bytes + asked.nccl_ll128_bytes + asked.nccl_ll_bytes
+    return max(buffers + NCCL_CONNECTION_EXTRA_BYTES, PINNED_BLOCK_BYTES)
+
+
 def _nccl(asked: Sizes, tp: int) -> Line:
-    each = asked.nccl_buffer_bytes + asked.nccl_ll128_bytes + asked.nccl_ll_bytes
+    each = nccl_connection_bytes(asked)
     connections = nccl_connections(asked, tp)
     return Line(
         "NCCL pinned buffers",
-        connections * each,
+        connections * each + NCCL_COMMUNICATORS * NCCL_COMMUNICATOR_BYTES,
         connections * each // 4,
         f"{connections} connections ({asked.nccl_channels} channels x {tp - 1} peers x 2 directions x "
-        f"{NCCL_COMMUNICATORS} communicators) x {each} B",
+        f"{NCCL_COMMUNICATORS} communicators) x {each} B + {NCCL_COMMUNICATORS} x {NCCL_COMMUNICATOR_BYTES} B",
     )
 
 

@@ -14,6 +14,7 @@ settings, over P2P and over the network transport. NVLink multicast stays off.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import platform
@@ -148,23 +149,43 @@ def machine(backend: str) -> dict[str, Any]:
 
 
 def beside_ledger(path: Path) -> dict[str, Any]:
-    """Adds to each memory trial what the ledger's arithmetic predicts for the connections that NCCL made."""
-    from orchestrator.plan.settings import NCCL_BUFFER_BYTES, NCCL_LL128_BYTES, NCCL_LL_BYTES
+    """Adds to each rank of each memory trial what the ledger's arithmetic says for the connections that NCCL made.
+
+    Measured is the growth of the process's shared pages less that of the trial without any connection, which is
+    CUDA's own (its kernels load at the first collective) and stands in the ledger's line for the CUDA context.
+    """
+    from orchestrator.load import load_profile
+    from orchestrator.plan import ledger
+    from orchestrator.plan.settings import NCCL_BUFFER_BYTES, NCCL_LL128_BYTES, NCCL_LL_BYTES, sizes
 
     result: dict[str, Any] = json.loads(path.read_text())
-    ours = result["settings"]
-    for name, found in result.get("memory", {}).items():
-        if not isinstance(found, list):
-            continue
-        mine = name.startswith("ours")
-        each = NCCL_LL_BYTES
-        each += int(ours["NCCL_BUFFSIZE"]) if mine else NCCL_BUFFER_BYTES
-        each += int(ours["NCCL_LL128_BUFFSIZE"]) if mine else NCCL_LL128_BYTES
-        for rank in found:
-            network = sum(
+    ours = sizes(load_profile(str(PROFILE)))
+    default = dataclasses.replace(
+        ours,
+        nccl_buffer_bytes=NCCL_BUFFER_BYTES,
+        nccl_ll128_bytes=NCCL_LL128_BYTES,
+        nccl_ll_bytes=NCCL_LL_BYTES,
+    )
+    bare = result["memory"]["default, P2P"][0]
+    cuda_bytes = bare["grown"]["process"]["Pss_Shmem"] - bare["nccl"]["host_pinned_bytes"]
+    for name, ranks in result["memory"].items():
+        asked = ours if name.startswith("ours") else default
+        communicators = 2 if "2 communicators" in name else 1
+        for rank in ranks:
+            connections = sum(
                 count for kind, count in rank["nccl"]["connections"].items() if kind.startswith("NET")
             )
-            rank["ledger"] = {"connections": network, "bytes_each": each, "bytes": network * each}
+            if not connections:
+                continue
+            expected = connections * ledger.nccl_connection_bytes(asked)
+            expected += communicators * ledger.NCCL_COMMUNICATOR_BYTES
+            measured = rank["grown"]["process"]["Pss_Shmem"] - cuda_bytes
+            rank["beside_ledger"] = {
+                "connections": connections,
+                "ledger_bytes": expected,
+                "measured_bytes": measured,
+                "measured_over_ledger": round(measured / expected, 4),
+            }
     return result
 
 
