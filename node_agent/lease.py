@@ -59,7 +59,10 @@ class Lease:
     def check(self, fence: int | None) -> None:
         """Refused unless this process holds the lease and ``fence`` is its number."""
         if self._handle is None or fence != self._fence:
-            raise Refused("an action without the node's lease; another controller took over", kind="refused")
+            raise Refused(
+                "the lease is gone: the agent was restarted, or another controller took over; run the verb again",
+                kind="refused",
+            )
 
 
 def facts(home: Home) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ def spawn(verb: str, folder: Path, log: Path) -> int:
     while time.monotonic() < end:
         known = read_json(folder / "pid.json")
         if known is not None and known.get("pid") == child.pid:
+            threading.Thread(target=child.wait, daemon=True).start()  # so that its end leaves no zombie
             return child.pid
         if child.poll() is not None:
             break

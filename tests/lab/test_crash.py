@@ -129,6 +129,35 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def test_an_agent_killed_in_mid_pack_ends_the_run_with_its_node(lab: StandinLab) -> None:
+    lab.forget()
+    since = count(lab)
+    process = subprocess.Popen(
+        lab.command("up", "--json"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    end = time.monotonic() + STAGE_TIMEOUT_S
+    while time.monotonic() < end and "pack the Engram tables" not in stages(events(lab, since)):
+        time.sleep(0.01)
+    (agent,) = agents(lab, "spark-2")
+    os.kill(agent, signal.SIGKILL)
+    out, _ = process.communicate(timeout=120)
+    answer = json.loads(out)
+    assert process.returncode == 1
+    assert [failure["node"] for failure in answer["failures"]] == ["spark-2"]
+    finish(lab)
+
+
+def agents(lab: StandinLab, node: str) -> list[int]:
+    """Agents on a channel, not the jobs and ranks that the same program runs."""
+    found = []
+    for pid in lab.processes():
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if any(word.startswith(str(lab.place.node(node))) and word.endswith(".pyz") for word in words[:4]):
+            if not {"run-job", "run-rank"} & set(words):
+                found.append(pid)
+    return found
+
+
 def test_an_ssh_server_that_dies_is_named_and_the_others_are_stopped(lab: StandinLab) -> None:
     lab.forget()
     lab.fault("hang-joining", 2)
