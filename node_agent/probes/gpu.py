@@ -33,7 +33,7 @@ class ProbeError(Exception):
     """The probe could not run; the text says why and what would help."""
 
 
-def _place() -> str:
+def package_place() -> str:
     """The folder or zip file that holds the package."""
     return str(Path(node_agent.__file__).resolve().parent.parent)
 
@@ -55,7 +55,7 @@ def _sample(source: Source, at_s: float) -> dict[str, Any] | None:
 
 def run(kind: str, seconds: float, source: Source, report: Report, *, sample: bool) -> dict[str, Any]:
     """One probe in a child of its own session. ProbeError when the driver is missing, refuses or hangs."""
-    command = [sys.executable, "-I", "-c", CHILD, _place(), kind, str(seconds)]
+    command = [sys.executable, "-I", "-c", CHILD, package_place(), kind, str(seconds)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
     started = time.monotonic()
     deadline = started + seconds + MARGIN_S
