@@ -68,7 +68,7 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
 def hardware(home: Home) -> dict[str, Any]:
     """Everything that the doctor reads; in the lab, the machine's own hardware is replaced by a recording."""
     recorded = Recorded.load(str(home.recorded)) if home.recorded else None
-    return readers.collect(Live(), recorded, timeout_s=HARDWARE_TIMEOUT_S)
+    return readers.collect(Live(own=str(home.root)), recorded, timeout_s=HARDWARE_TIMEOUT_S)
 
 
 def _machine_id() -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from node_agent import look, process, watch
+from node_agent import doctor, look, process, watch
 from node_agent.actions import blobs, desired, engine, image, load, pack, probe, ranks, share
 from node_agent.files import tail
 from node_agent.home import Home
@@ -141,6 +141,17 @@ class Shell:
                 return blobs.offer(self._home, args, report, stop)
             case "image-offer":
                 return image.offer(self._home, args, report)
+            case "ping_peers":
+                return doctor.ping(self._home, args)
+            case "probe":
+                serving = any(rank["alive"] for rank in look.ranks(self._home))
+                return doctor.probe(self._home, args, report, serving=serving)
+            case "keep_probes":
+                return doctor.keep(self._home, args)
+            case "repair":
+                return doctor.repair(self._home, args)
+            case "confirm_repair":
+                return doctor.confirm(self._home, args)
             case "smoke":
                 return probe.check(self._home, args, report)
             case "load":

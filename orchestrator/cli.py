@@ -243,15 +243,31 @@ def doctor(
     bundle: Annotated[
         Path | None, typer.Option("--bundle", help="Also save facts and findings, redacted.")
     ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Also run the load probes; refused while a rank runs.")
+    ] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Offer safe repairs, each with its undo.")] = False,
+    sudo: Annotated[
+        bool, typer.Option("--sudo", help="With --fix: repairs may use `sudo -n` on the nodes.")
+    ] = False,
+    yes: YesOption = False,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
     nodes: NodesOption = None,
     as_json: JsonOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Look at every node's links, clocks, memory and software; name what is wrong. Changes nothing."""
+    """Look at every node's links, clocks, memory and software; name what is wrong."""
     options = diagnosis.Options(
-        tuple(ignore or ()), strict=strict, source=source, bundle=bundle, verbose=verbose
+        tuple(ignore or ()),
+        strict=strict,
+        source=source,
+        bundle=bundle,
+        verbose=verbose,
+        deep=deep,
+        fix=fix,
+        sudo=sudo,
+        yes=yes,
     )
     if list_checks:
         if as_json:
@@ -271,10 +287,7 @@ def doctor(
         fail(error, as_json=as_json)
 
     async def work(session: Session) -> Answer:
-        goal, _ = session.goal()
-        async with session.world() as world:
-            found = await diagnosis.diagnose(world, goal, options.ignore)
-        return diagnosis.answer(found, options, None if as_json else out)
+        return await diagnosis.visit(session, options, None if as_json else out)
 
     run(Common(profile, cluster, nodes, verbose), work, as_json=as_json)
 

@@ -1,27 +1,42 @@
-"""doctor: look at every node's hardware and software, and judge it. Changes nothing."""
+"""doctor: look at every node's hardware and software, and judge it.
+
+Changes nothing by itself; with `deep` it puts load on the nodes, with `fix` it repairs what a person agrees to.
+"""
 
 from __future__ import annotations
 
+import difflib
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import typer
 from rich.console import Console
 
 from orchestrator import capture
-from orchestrator.checks import CHECKS, examine, exit_code
+from orchestrator.checks import ABSENT, CHECKS, REACHABLE, UNREAD, examine, exit_code
 from orchestrator.checks.check import Node, Yard
+from orchestrator.checks.remedies import remedies
+from orchestrator.deep import probe_all, with_pings
 from orchestrator.each import look
 from orchestrator.errors import ConfigError, Exit
+from orchestrator.fix import Done, Shown, fix
 from orchestrator.model.cluster import Node as ClusterNode
+from orchestrator.model.event import Said
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.finding import Finding
 from orchestrator.model.goal import Goal
 from orchestrator.model.profile import EnvSetting
 from orchestrator.model.step import Failure
 from orchestrator.run import World
-from orchestrator.verbs import Answer
+from orchestrator.verbs import Answer, Session
 from orchestrator.view import doctor as view
+
+
+Emit = Callable[[Said], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +48,10 @@ class Options:
     source: Path | None = None
     bundle: Path | None = None
     verbose: bool = False
+    deep: bool = False
+    fix: bool = False
+    sudo: bool = False
+    yes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +63,60 @@ class Diagnosis:
 
 
 async def diagnose(world: World, goal: Goal, ignore: tuple[str, ...] = ()) -> Diagnosis:
-    """One look with hardware, one judgement."""
+    """One look with hardware, pings along the links, one judgement."""
     begin = time.time()
     args = {name: {**world.look_args().get(name, {}), "hardware": True} for name in world.nodes}
     facts, failures = await look(world.nodes, args)
     now = (begin + time.time()) / 2
-    yard = make_yard(goal, facts, failures, now)
+    yard = await with_pings(world.nodes, make_yard(goal, facts, failures, now))
     return Diagnosis(yard, examine(yard, ignore))
+
+
+async def visit(session: Session, options: Options, console: Console | None) -> Answer:
+    """Look; with `deep` load the nodes and look again; with `fix` repair and look again; judge the last look."""
+    session.listen_for_interrupt()
+    goal, _ = session.goal()
+    async with session.world() as world:
+        found = await diagnose(world, goal, options.ignore)
+        if options.deep:
+            await deepen(world, found, session.emit)
+            found = await diagnose(world, goal, options.ignore)
+        if options.fix and await mend(world, found, options, session.emit):
+            found = await diagnose(world, goal, options.ignore)
+    return answer(found, options, console)
+
+
+async def deepen(world: World, found: Diagnosis, emit: Emit) -> None:
+    """Run the load probes on every node that answered; the next look has their results."""
+
+    def say(node: str, data: dict[str, Any]) -> None:
+        rest = ", ".join(f"{key} {value}" for key, value in data.items() if key != "probe" and value is not None)
+        emit(Said("note", f"{node}: {data.get('probe', '')}: {rest}"))
+
+    for failure in await probe_all(world.nodes, found.yard, say):
+        emit(Said("warning", f"{failure.node}: {failure.message}"))
+
+
+async def mend(world: World, found: Diagnosis, options: Options, emit: Emit) -> bool:
+    """Show every safe repair with its undo, do what is agreed to. True when something was done."""
+
+    def agree(shown: Shown) -> bool:
+        typer.echo(f"{shown.remedy.node}: {shown.remedy.what} ({shown.remedy.check})", err=True)
+        for command in shown.commands:
+            typer.echo(f"    {command}", err=True)
+        typer.echo(f"    undo: {shown.undo or 'none is needed'}", err=True)
+        return options.yes or (sys.stdin.isatty() and typer.confirm("do it?", default=False, err=True))
+
+    done = await fix(world.nodes, remedies(found.findings, found.yard), agree, sudo=options.sudo)
+    for item in done:
+        emit(_said(item))
+    return any(item.outcome == "done" for item in done)
+
+
+def _said(item: Done) -> Said:
+    text = f"{item.shown.remedy.node}: {item.shown.remedy.what}: {item.outcome}"
+    level = "note" if item.outcome in ("done", "declined") else "warning"
+    return Said(level, f"{text}; {item.detail}" if item.detail else text)
 
 
 def make_yard(goal: Goal, facts: ClusterFacts, failures: tuple[Failure, ...], now_unix_s: float) -> Yard:
@@ -89,9 +155,15 @@ def _node(goal: Goal, node: ClusterNode, facts: ClusterFacts, why: dict[str, str
 
 def check_ids(ids: tuple[str, ...]) -> None:
     """ConfigError for an id to ignore that no check has."""
-    known = {check.id for check in CHECKS}
-    if unknown := [name for name in ids if name not in known]:
-        raise ConfigError([f"--ignore: no check is called {', '.join(unknown)}; see doctor --list"])
+    known = [*(check.id for check in CHECKS), REACHABLE, UNREAD, ABSENT]
+    problems = []
+    for name in ids:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; see doctor --list"
+            problems.append(f"--ignore: no check is called {name!r}{hint}")
+    if problems:
+        raise ConfigError(problems)
 
 
 def from_capture(options: Options) -> Diagnosis:

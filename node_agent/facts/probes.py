@@ -8,7 +8,7 @@ from typing import Any
 from node_agent.facts.reader import Reader
 from node_agent.facts.source import Source, UnreadableError
 
-PLACE = "/var/tmp/sparkyard-probes.json"  # noqa: S108 - survives a reboot; written by temporary name and rename
+PLACE = "/sparkyard/probes.json"  # below the node's own folder; survives a reboot
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -28,4 +28,4 @@ def read(source: Source) -> dict[str, Any] | None:
     return None if text is None else parse(text)
 
 
-READER = Reader("probes", read)
+READER = Reader("probes", read, hardware=False)

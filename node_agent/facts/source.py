@@ -75,14 +75,24 @@ class Source(Protocol):
 
 
 class Live:
-    """This machine. `root`, `sys`, `proc` can be moved for tests; `sudo`: `sudo -n` was agreed on."""
+    """This machine.
+
+    `root`, `sys` and `proc` can be moved for tests; `own` is sparkyard's folder on the node, seen as /sparkyard;
+    `sudo` says that `sudo -n` was agreed on.
+    """
 
     origin = "live"
 
     def __init__(
-        self, root: str = "/", sys: str = "/sys", proc: str = "/proc", *, sudo: bool = False
+        self,
+        root: str = "/",
+        sys: str = "/sys",
+        proc: str = "/proc",
+        *,
+        own: str = "/nonexistent",
+        sudo: bool = False,
     ) -> None:
-        self._roots = (("/sys", Path(sys)), ("/proc", Path(proc)))
+        self._roots = (("/sys", Path(sys)), ("/proc", Path(proc)), ("/sparkyard", Path(own)))
         self._root = Path(root)
         self._sudo = sudo
 

@@ -202,8 +202,9 @@ def nm_dhcp(node: Node) -> Iterable[Hit]:
 
 def gid(node: Node) -> Iterable[Hit]:
     for item in node.functions:
-        if item.up and item.rdma and not any(row.routable_v2 for row in item.gids):
-            kinds = ", ".join(f"{row.index}: {row.type}" for row in item.gids) or "empty"
+        # a table without any row was not read: even a device without an address has a link-local GID
+        if item.up and item.gids and not any(row.routable_v2 for row in item.gids):
+            kinds = ", ".join(f"{row.index}: {row.type}" for row in item.gids)
             yield Hit(
                 "no RoCE v2 row with an IPv4 address", link=item.netdev or item.pci, evidence=f"GIDs {kinds}"
             )

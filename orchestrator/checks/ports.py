@@ -189,7 +189,7 @@ def congestion(node: Node) -> Iterable[Hit]:
 
 def counters(node: Node) -> Iterable[Hit]:
     for item in node.functions:
-        if item.up and item.rdma and "port_xmit_data" not in item.counters:
+        if item.up and item.counters and "port_xmit_data" not in item.counters:
             yield Hit(f"{item.rdma} has no port_xmit_data", link=item.netdev or item.pci)
 
 

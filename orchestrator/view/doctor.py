@@ -36,7 +36,7 @@ def list_data() -> dict[str, Any]:
 def print_list(console: Console) -> None:
     """`doctor --list` for people."""
     for row in list_data()["checks"]:
-        console.print(Text.assemble((f"{row['id']:20}", "bold"), f" {row['severity']:8} {row['good']}"))
+        _say(console, Text.assemble((f"{row['id']:20}", "bold"), f" {row['severity']:8} {row['good']}"))
 
 
 def counted(findings: Sequence[Finding]) -> dict[str, int]:
@@ -74,7 +74,7 @@ def report(console: Console, yard: Yard, findings: Sequence[Finding], *, verbose
     """The whole report: layout, roll-up by section, one line for each sound node and link, the counts last."""
     if yard.seen:
         for text in draw(layout(yard)):
-            console.print(text, highlight=False, markup=False)
+            _say(console, text)
     explained: dict[str, list[Finding]] = {}
     for item in findings:
         if item.because_of:
@@ -84,20 +84,25 @@ def report(console: Console, yard: Yard, findings: Sequence[Finding], *, verbose
         members = [item for item in heads if section(item.check) == title]
         shown = [item for item in members if verbose or item.severity is not Severity.NOTE or item.ignored]
         if shown:
-            console.print(Text(f"{title}: {_rolled(members)}", style="bold"))
+            _say(console, Text(f"{title}: {_rolled(members)}", style="bold"))
         for item in shown:
             _print(console, item, explained.get(item.key, []), verbose=verbose)
     faulty = {item.node for item in heads if item.severity is not Severity.NOTE}
     for node in yard.seen:
         if node.name not in faulty:
-            console.print(Text.assemble(("ok        ", "green"), _node_line(node)))
+            _say(console, Text.assemble(("ok        ", "green"), _node_line(node)))
     open_probes = sorted({item.check for item in findings if item.measured == UNTESTED})
     if open_probes:
-        console.print(Text(f"not tested: {', '.join(open_probes)} (./start.sh doctor --deep)", style="dim"))
+        _say(console, Text(f"not tested: {', '.join(open_probes)} (./start.sh doctor --deep)", style="dim"))
     gaps = [item for item in findings if item.check == "facts.given"]
     for item in gaps:
-        console.print(Text(f"{item.node}: {item.measured}", style="dim"))
-    console.print(last_line(yard, findings), highlight=False)
+        _say(console, Text(f"{item.node}: {item.measured}", style="dim"))
+    _say(console, last_line(yard, findings))
+
+
+def _say(console: Console, text: Text | str) -> None:
+    """One line: wrapped to a terminal, whole in a pipe."""
+    console.print(text, highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 def last_line(yard: Yard, findings: Sequence[Finding]) -> str:
@@ -126,31 +131,33 @@ def _rolled(items: Sequence[Finding]) -> str:
 def _print(console: Console, item: Finding, folded: Sequence[Finding], *, verbose: bool) -> None:
     place = " ".join(part for part in (item.node, item.link) if part)
     label = "ignored" if item.ignored else str(item.severity)
-    console.print(
+    _say(
+        console,
         Text.assemble(
             (f"{label:9} ", STYLES[item.severity]),
             (item.check, "bold"),
             f"  {clean(place)}  {clean(item.measured)}",
-        )
+        ),
     )
     if item.severity in (Severity.ERROR, Severity.WARNING) or verbose:
         if item.expected:
-            console.print(Text(f"{INDENT}expected: {item.expected}"))
+            _say(console, Text(f"{INDENT}expected: {item.expected}"))
         if item.remedy:
-            console.print(Text(f"{INDENT}remedy: {item.remedy}"))
+            _say(console, Text(f"{INDENT}remedy: {item.remedy}"))
     if verbose and item.evidence:
-        console.print(Text(f"{INDENT}evidence: {clean(item.evidence)}", style="dim"))
+        _say(console, Text(f"{INDENT}evidence: {clean(item.evidence)}", style="dim"))
     if verbose and (item.confidence != "high" or item.origin == "recorded"):
-        console.print(
-            Text(f"{INDENT}confidence: {item.confidence}; facts: {item.origin or 'mixed'}", style="dim")
+        _say(
+            console,
+            Text(f"{INDENT}confidence: {item.confidence}; facts: {item.origin or 'mixed'}", style="dim"),
         )
     if folded:
         names = ", ".join(
             dict.fromkeys(f"{other.check}@{other.node}" if other.node else other.check for other in folded)
         )
-        console.print(Text(f"{INDENT}explains: {names}"))
+        _say(console, Text(f"{INDENT}explains: {names}"))
         for other in folded if verbose else ():
-            console.print(Text(f"{INDENT}  {other.check}: {clean(other.measured)}", style="dim"))
+            _say(console, Text(f"{INDENT}  {other.check}: {clean(other.measured)}", style="dim"))
 
 
 def _node_line(node: Node) -> str:

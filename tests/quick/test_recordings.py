@@ -47,7 +47,7 @@ def test_the_machine_is_recorded_and_the_moment_is_live() -> None:
 
     facts = collect(Live(), Recorded.load(str(gb10.LAB / "spark-1")), timeout_s=5.0)["facts"]
     assert {name for name, fact in facts.items() if fact["origin"] == "live"} == {
-        "host", "clock", "memory", "space", "nfs", "docker", "listeners", "processes",
+        "host", "clock", "memory", "space", "nfs", "docker", "listeners", "processes", "probes",
     }  # fmt: skip
 
 
