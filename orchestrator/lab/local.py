@@ -3,15 +3,17 @@ tests."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import time
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import httpx
 from orchestrator.errors import SparkyardError
 from orchestrator.model.cluster import Cluster, Node
 from orchestrator.model.profile import EnvSetting, Profile
+from orchestrator.package import build_package
 from orchestrator.plan.launch import rank_specs
 
 GATE_PORT, RENDEZVOUS_PORT, PORTS = 10, 20, 30  # places within a run of free ports; ranks take the first ones
@@ -80,6 +83,7 @@ def running(profile: Profile, files: Files, stores: Mapping[int, str] | None = N
 
     ``stores`` names each rank's packed store below ``files.packs``. Raises LocalRankError.
     """
+    files = replace(files, engine=_installed(files))
     bodies = specs(profile, _free_ports(), files, stores or {})
     started = time.monotonic()
     guards: list[subprocess.Popen[bytes]] = []
@@ -124,6 +128,17 @@ def specs(profile: Profile, port: int, files: Files, stores: Mapping[int, str]) 
     cluster = Cluster(schema="sparkyard/cluster/v1", topology="single-host", head=nodes[0].name, nodes=nodes)
     made = rank_specs(moved, cluster, generation=1, stores=stores)
     return [_filled(dict(spec.body), files, spec.rank) for spec in made]
+
+
+def _installed(files: Files) -> Path:
+    """The engine as SGLang finds its plug-in: bare sources have no metadata with the entry point."""
+    if any(files.engine.glob("*.dist-info")):
+        return files.engine
+    package = build_package(files.engine)
+    folder = files.folder / f"engine-{package.digest[:16]}"
+    with zipfile.ZipFile(io.BytesIO(package.content)) as archive:
+        archive.extractall(folder)
+    return folder
 
 
 def _filled(body: dict[str, Any], files: Files, rank: int) -> dict[str, Any]:
