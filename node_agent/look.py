@@ -12,10 +12,12 @@ from typing import Any
 
 from node_agent import checkpoint, jobs, lease, process
 from node_agent import facts as readers
-from node_agent.actions import image
+from node_agent.actions import containers, image, share
 from node_agent.facts.source import Live, Recorded
 from node_agent.files import read_json, tail
 from node_agent.home import Home
+from node_agent.image import addresses
+from node_agent.nfs import server
 
 HARDWARE_TIMEOUT_S = 20.0
 """Of all readers together; each has its own, shorter one."""
@@ -30,8 +32,8 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     """One consistent reading, without hardware."""
     desired = read_json(home.desired)
     own = args.get("checkpoint")
-    share = read_json(home.share / "share.json")
-    seen = Path(own) if own else home.checkpoint if share else None
+    shared = share.facts(home)
+    seen = Path(own) if own else home.checkpoint if shared and not shared.get("problem") else None
     return {
         "node": home.node,
         "boot_id": process.boot_id(),
@@ -53,7 +55,9 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         "blobs": _names(home.blobs),
         "engines": _names(home.engines),
         "checkpoint": checkpoint.facts(seen) if seen else None,
-        "share": share,
+        "share": shared,
+        "exported": server.facts(own) if own else [],
+        "ports": addresses.facts(),
         "proof": read_json(home.share / "proof.json"),
         "stores": stores(home),
         "jobs": jobs.facts(home),
@@ -191,6 +195,7 @@ def ranks(home: Home) -> list[dict[str, Any]]:
     """Ranks of the newest starts, alive or ended."""
     found = []
     running = process.marked(RANK_MARK)
+    contained: set[tuple[str, int, int]] | None = None
     folders = (
         sorted(home.ranks.iterdir(), key=lambda path: path.stat().st_mtime) if home.ranks.is_dir() else []
     )
@@ -199,8 +204,12 @@ def ranks(home: Home) -> list[dict[str, Any]]:
         if spec is None:
             continue
         body, status = spec["body"], read_json(folder / "status.json") or {}
-        alive = process.alive(folder / "pid.json") is not None
-        leftover = running.get(str(folder / "rank.json"), [])
+        if spec.get("image"):
+            contained = contained if contained is not None else _contained(home)
+            alive, leftover = containers.key(body) in contained, []
+        else:
+            alive = process.alive(folder / "pid.json") is not None
+            leftover = running.get(str(folder / "rank.json"), [])
         ended = status.get("ended") or {}
         reason = ""
         if not alive and leftover:
@@ -232,6 +241,11 @@ def ranks(home: Home) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _contained(home: Home) -> set[tuple[str, int, int]]:
+    """Ranks whose container runs. An engine that does not answer says nothing of its ranks: the look fails."""
+    return {known["key"] for known in containers.states(home) if known["running"]}
 
 
 def boots(home: Home) -> list[dict[str, Any]]:

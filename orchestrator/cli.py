@@ -183,6 +183,7 @@ def confirm(common: Common, name: str) -> None:
 for _name, _help in (
     ("build", "The same engine package on every node: made once, fetched only where it is missing."),
     ("share", "Every node reads the checkpoint, proven by comparing what is read."),
+    ("unshare", "Unmount the checkpoint everywhere and take its export back."),
     ("pack", "Each node's disk holds exactly its rank's Engram rows, verified."),
     ("serve", "Ranks up in order behind the memory gate, canary answered, smoke passed."),
     ("restart", "serve of the next generation: the running gang is drained first."),
@@ -204,7 +205,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """The stages that VERB would run now; for serve and up, whether they fit memory and disks. Touches nothing."""
-    if verb not in {"build", "share", "pack", "serve", "restart", "up", "stop"}:
+    if verb not in {"build", "share", "unshare", "pack", "serve", "restart", "up", "stop"}:
         raise typer.BadParameter(f"{verb!r} is not a converging verb", param_hint="VERB")
     common = Common(profile, cluster)
     if verb in {"serve", "up"}:

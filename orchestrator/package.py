@@ -53,6 +53,8 @@ def build_package(engine: Path = ENGINE) -> EnginePackage:
             for path in sorted((engine / folder).rglob("*"))
             if path.is_file() and _shipped(path.relative_to(engine))
         }
+        if (recipe := engine / "Dockerfile").is_file():  # the package is the build context of the image
+            sources["Dockerfile"] = recipe.read_bytes()
     except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
         raise PackageError(f"{engine}: {error}") from error
     if "sparkyard_engine/__init__.py" not in sources:

@@ -10,6 +10,8 @@ from orchestrator.model.step import (
     AttachCheckpoint,
     BuildImage,
     Condition,
+    DetachCheckpoint,
+    ExportCheckpoint,
     FetchBlob,
     InstallEngine,
     MemoryBack,
@@ -25,6 +27,7 @@ from orchestrator.model.step import (
     StartPack,
     StartRank,
     StopRank,
+    UnexportCheckpoint,
 )
 
 
@@ -43,6 +46,16 @@ def action(value: Action) -> str:
             return f"offer image {content[:12]} to {', '.join(readers)}"
         case PullImage(content=content, sources=sources):
             return f"pull image {content[:12]} over {', '.join(sources[0])}"
+        case ExportCheckpoint(path=path, clients=clients):
+            return (
+                f"export {path} read-only to {', '.join(clients)} (kept in /etc/exports.d/sparkyard.exports)"
+            )
+        case UnexportCheckpoint(path=path):
+            return f"take back the export of {path} (and /etc/exports.d/sparkyard.exports)"
+        case DetachCheckpoint(source=source):
+            return f"unmount the checkpoint of {source} (and its line in /etc/fstab)"
+        case AttachCheckpoint(mode="nfs", server=server, folder=folder, path=path, options=options):
+            return f"mount {server}:{folder or path} ({options}; kept in /etc/fstab)"
         case AttachCheckpoint(mode=mode, source=source):
             return f"reach the checkpoint of {source} ({mode})"
         case ProveCheckpoint(blocks=blocks):

@@ -14,7 +14,7 @@ from node_agent import jobs, process
 from node_agent.docker import ASK_TIMEOUT_S, docker, present
 from node_agent.files import read_json, write_json
 from node_agent.home import Home
-from node_agent.image import addresses, identity, serve
+from node_agent.image import identity, serve
 from node_agent.wire import Refused, Report
 
 SERVE_JOB = "image-serve"
@@ -48,7 +48,7 @@ def facts(home: Home) -> dict[str, Any] | None:
         info = json.loads(docker("info", "--format", "{{json .}}", timeout_s=ASK_TIMEOUT_S))
         ours = [image for image in images() if image.content]
     except (Refused, ValueError) as error:
-        return {"problem": str(error)[:2000], "ports": addresses.facts()}
+        return {"problem": str(error)[:2000]}
     store = "containerd" if identity.uses_containerd_store(info) else str(info.get("Driver", ""))
     root = str(info.get("DockerRootDir") or "/")
     return {
@@ -57,7 +57,6 @@ def facts(home: Home) -> dict[str, Any] | None:
         "store": store,
         "root": root,
         "free_bytes": _free(Path(root)),
-        "ports": addresses.facts(),
         "offered": _offered(home),
         "images": [
             {

@@ -5,32 +5,41 @@ from __future__ import annotations
 from typing import Any
 
 from node_agent import jobs
+from node_agent.actions import containers
+from node_agent.docker import ASK_TIMEOUT_S, client_path, docker, environment
 from node_agent.home import Home
 from node_agent.wire import Report
+
+REMOVE_TIMEOUT_S = 60.0
 
 
 def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     """Start the pack job of one store; it goes on when the channel dies."""
     job = f"pack-{args['store'][:16]}"
-    argv = [
-        args["python"],
-        "-m",
-        "sparkyard_engine.engram.pack",
-        "--checkpoint",
-        str(home.checkpoint),
-        "--revision",
-        args["revision"],
-        "--tp",
-        str(args["tp"]),
-        "--rank",
-        str(args["rank"]),
-        "--ownership",
-        args["ownership"],
-        "--output",
-        str(home.packs / args["store"]),
-        "--status",
-        str(home.jobs / job / "status.json"),
-    ]
-    env = {"PYTHONPATH": str(home.engines / args["engine"]), "OMP_NUM_THREADS": "1"}
+    image = args.get("image") or ""
+    checkpoint = containers.checkpoint_folder(home) if image else str(home.checkpoint)
+    program = ["-m", "sparkyard_engine.engram.pack", "--checkpoint", checkpoint]
+    program += ["--revision", args["revision"], "--tp", str(args["tp"]), "--rank", str(args["rank"])]
+    program += ["--ownership", args["ownership"], "--output", str(home.packs / args["store"])]
+    program += ["--status", str(home.jobs / job / "status.json")]
+    if image:
+        argv, env = _in_container(home, job, image, program), environment()
+    else:
+        argv = [args["python"], *program]
+        env = {"PYTHONPATH": str(home.engines / args["engine"]), "OMP_NUM_THREADS": "1"}
     jobs.start(home, job, "pack", args["spec"], argv, env)
     return {"job": job}
+
+
+def _in_container(home: Home, job: str, image: str, program: list[str]) -> list[str]:
+    """The job's process is the Docker client, attached: it ends as the container ends, and its signals get there.
+
+    What a client that was killed left running is ended first: a store has one writer.
+    """
+    labels = {containers.JOB: job, containers.NODE: home.node}
+    wanted = [word for name, value in labels.items() for word in ("--filter", f"label={name}={value}")]
+    if old := docker("ps", "--all", "--quiet", *wanted, timeout_s=ASK_TIMEOUT_S).split():
+        docker("rm", "--force", *old, timeout_s=REMOVE_TIMEOUT_S)
+    folders = {str(home.packs): True, str(home.jobs): True}
+    argv = containers.arguments(home, labels, image, folders, {"OMP_NUM_THREADS": "1"})
+    return [client_path(), "run", "--rm", *argv, *program]

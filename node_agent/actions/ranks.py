@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from node_agent import look, process
+from node_agent.actions import containers
 from node_agent.files import read_json, write_json
 from node_agent.home import Home
 from node_agent.wire import Refused, Report
@@ -28,10 +29,11 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     """Start a rank unless it is running; a boot record with MemAvailable from before is written first."""
     deployment, generation, rank = args["deployment"], int(args["generation"]), int(args["rank"])
     folder = home.rank_folder(deployment, generation, rank)
-    if process.alive(folder / "pid.json") is not None:
+    image = args.get("image") or ""
+    if process.alive(folder / "pid.json") is not None or (image and _contained(home, args)):
         return {"started": False}
     engine = home.engines / args["engine"]
-    if not engine.is_dir():
+    if not image and not engine.is_dir():
         raise Refused(f"engine package {args['engine'][:12]} is not installed; run build")
     _prune(home)
     shutil.rmtree(folder, ignore_errors=True)
@@ -47,27 +49,40 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
             },
         )
     before = int((read_json(home.boot_file(deployment, generation)) or {})["memory_before_bytes"])
-    write_json(folder / "rank.json", _here(home, args["body"], folder, engine, before))
+    checkpoint = containers.checkpoint_folder(home) if image else str(home.checkpoint)
+    write_json(folder / "rank.json", _here(home, args["body"], folder, engine, before, checkpoint))
+    guard = ["-m", "sparkyard_engine.guard", str(folder / "rank.json")]
+    mark = {look.RANK_MARK: str(folder / "rank.json")}
     write_json(
         folder / "spec.json",
         {
             "body": args["body"],
             "identity": args["spec"],
             "started_unix_s": time.time(),
-            "argv": [args["python"], "-m", "sparkyard_engine.guard", str(folder / "rank.json")],
-            "env": {"PYTHONPATH": str(engine), look.RANK_MARK: str(folder / "rank.json")},
+            "image": image,
+            "argv": [args["python"], *guard],
+            "env": {"PYTHONPATH": str(engine), **mark},
         },
     )
+    if image:
+        containers.start(home, args, folder, guard, mark)
+        return {"started": True}
     process.spawn("run-rank", folder, folder / "guard.out")
     return {"started": True}
 
 
-def _here(home: Home, body: dict[str, Any], folder: Path, engine: Path, before_bytes: int) -> dict[str, Any]:
+def _contained(home: Home, args: dict[str, Any]) -> bool:
+    return any(known["running"] and known["key"] == containers.key(args) for known in containers.states(home))
+
+
+def _here(
+    home: Home, body: dict[str, Any], folder: Path, engine: Path, before_bytes: int, checkpoint: str
+) -> dict[str, Any]:
     """The rank spec with this node's own folders and measured memory in the places that the controller left open."""
     places = {
         "{directory}": str(folder),
         "{engine}": str(engine),
-        "{checkpoint}": str(home.checkpoint),
+        "{checkpoint}": checkpoint,
         "{packs}": str(home.packs),
     }
 
@@ -103,6 +118,9 @@ def _prune(home: Home) -> None:
         sorted(home.ranks.iterdir(), key=lambda path: path.stat().st_mtime) if home.ranks.is_dir() else []
     )
     for folder in folders[:-KEPT_FOLDERS]:
+        spec = read_json(folder / "spec.json") or {}
+        if spec.get("image") and _contained(home, spec["body"]):
+            continue
         if process.alive(folder / "pid.json") is None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -125,6 +143,8 @@ def open_gate(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any
 def stop(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     """End a rank: SIGTERM to its guard, after `grace_s` SIGKILL to all that it started. Refused when some stay."""
     folder = home.rank_folder(args["deployment"], int(args["generation"]), int(args["rank"]))
+    if (read_json(folder / "spec.json") or {}).get("image"):
+        return containers.stop(home, args)
     pid = process.alive(folder / "pid.json")
     if pid is not None:
         os.kill(pid, signal.SIGTERM)

@@ -96,9 +96,10 @@ class Relay:
         return self._small[path]
 
     def tell(self, word: str, node: str) -> bool:
-        """Tell the sources that this node is `READY` or `DONE`; False when none heard it."""
+        """Tell the preferred source that this node is `READY`, or all that it is `DONE`; False when none heard it."""
         heard = False
-        for lane in {(lane.host, lane.port): lane for lane in self.lanes}.values():
+        told = [lane for lane in self.lanes if lane.rank == 0 or word == DONE]
+        for lane in {(lane.host, lane.port): lane for lane in told}.values():
             connection = lane.connect()
             try:
                 connection.request("POST", word, body=node.encode(), headers=lane.headers())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def problem(home: Home) -> str:
     return answer[0] if answer else f"the server does not answer within {ALIVE_TIMEOUT_S:.0f} s"
 
 
-def attach(home: Home, server: str, root: str, options: str, *, keep: bool) -> list[str]:
+def attach(home: Home, server: str, root: str, options: str) -> list[str]:
     """Mount ``server:root`` read-only; what it became against what was asked for.
 
     A mount that is there already and healthy, from the same source, stays; a stale or a different one is replaced.
@@ -77,9 +78,8 @@ def attach(home: Home, server: str, root: str, options: str, *, keep: bool) -> l
     mounted = current(home)
     if mounted is None or (why := problem(home)):
         raise Refused(f"mounted {source}, but it cannot be read: {why if mounted else 'no mount is there'}")
-    if keep:
-        line = text.fstab_line(source, str(point), options)
-        _fstab(lambda old: text.with_ours(old, line))
+    line = text.fstab_line(source, str(point), options)
+    _fstab(lambda old: text.with_ours(old, line))
     return [*notes, *text.fallbacks(asked, mounted, server)]
 
 
@@ -116,7 +116,7 @@ def _unmount(point: Path) -> None:
         privileged.run("umount", "-l", str(point), timeout_s=10.0)
 
 
-def _fstab(change: Any) -> None:
+def _fstab(change: Callable[[str], str]) -> None:
     try:
         old = FSTAB.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -12,7 +12,9 @@ from node_agent.wire import Refused
 
 TOOL_TIMEOUT_S = 30.0
 ETAB = Path("/var/lib/nfs/etab")
-THREADS = Path("/proc/fs/nfsd/threads")
+NFS_PORT = 2049
+LISTEN = "0A"
+"""State of a listening socket in /proc/net/tcp."""
 LINKS_MAX = 10_000
 
 
@@ -30,7 +32,11 @@ def export(path: str, clients: list[str]) -> dict[str, Any]:
         privileged.run("exportfs", "-u", f"{client}:{root}", timeout_s=TOOL_TIMEOUT_S)
     for client in clients:
         privileged.run("exportfs", "-o", options, f"{client}:{root}", timeout_s=TOOL_TIMEOUT_S)
-    _running()
+    if not _served():
+        raise Refused(
+            f"the checkpoint is exported, but no NFS server listens on port {NFS_PORT}: "
+            "sudo systemctl enable --now nfs-kernel-server"
+        )
     return {"root": root, "inside": inside, "options": options}
 
 
@@ -59,22 +65,21 @@ def exported(root: str) -> set[str]:
 
 def facts(path: str) -> list[str]:
     """Clients that the checkpoint at ``path`` is exported to, as long as an NFS server runs; sorted."""
-    try:
-        threads = int(THREADS.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        threads = 0
-    return sorted(exported(text.split(path)[0])) if threads else []
+    return sorted(exported(text.split(path)[0])) if _served() else []
 
 
-def _running() -> None:
-    try:
-        threads = int(THREADS.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        threads = 0
-    if threads == 0:
-        raise Refused(
-            "the checkpoint is exported, but no NFS server runs: sudo systemctl enable --now nfs-kernel-server"
-        )
+def _served() -> bool:
+    """Whether an NFS server listens here, whichever it is."""
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        try:
+            lines = table.read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == LISTEN and int(fields[1].rpartition(":")[2], 16) == NFS_PORT:
+                return True
+    return False
 
 
 def _exportable(root: str) -> None:

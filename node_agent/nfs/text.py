@@ -73,7 +73,10 @@ def _fstab(word: str) -> str:
 
 def without_ours(fstab: str) -> str:
     """The file without lines of ours; everybody else's stay as they are, byte for byte."""
-    return "".join(line for line in fstab.splitlines(keepends=True) if not line.rstrip().endswith(MARK))
+    lines = re.split(
+        r"(?<=\n)", fstab
+    )  # only at line feeds: `splitlines` would also split inside of odd names
+    return "".join(line for line in lines if not line.rstrip().endswith(MARK))
 
 
 def with_ours(fstab: str, line: str) -> str:
@@ -85,7 +88,7 @@ def with_ours(fstab: str, line: str) -> str:
 def parse_mounts(text: str) -> list[Mount]:
     """Lines of /proc/mounts; lines that are none are skipped."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         fields = line.split(" ")
         if len(fields) >= 4:
             source, point = (_plain(field) for field in fields[:2])

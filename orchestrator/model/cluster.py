@@ -38,6 +38,8 @@ class Node(Frozen):
     """Address on the fast links, by which the other nodes reach this one; empty: `address`."""
     port_offset: int = Field(default=0, ge=0, le=20000)
     """Added to every port of the profile on this node; lets several nodes share one address (the lab)."""
+    checkpoint_path: AbsolutePath | None = None
+    """Its own copy of the checkpoint, read instead of the share; its index and blocks are compared with the owner's."""
     engine_python: str | None = Field(default=None, max_length=4096)
     """Python of the engine's environment, for the runtime `process`."""
     recorded: AbsolutePath | None = None
@@ -56,6 +58,8 @@ class Checkpoint(Frozen):
     """The node that has the files and shares them."""
     path: AbsolutePath
     """Folder with `model.safetensors.index.json` on that node."""
+    export: str | None = Field(default=None, max_length=4096, pattern=r"^[^:/]+:/.*$")
+    """An NFS export that exists already, as `address:/folder` of the checkpoint; empty: `share` makes one."""
 
 
 class Cluster(Frozen):

@@ -79,6 +79,12 @@ class ShareFacts(Frozen):
     mode: Literal["own", "same-host", "nfs"]
     source: Text
     path: Text
+    problem: Text = ""
+    """Why the mount cannot be read; empty when it can."""
+    options: Text = ""
+    """What the kernel says of the mount."""
+    fallbacks: tuple[Text, ...] = ()
+    """What the mount became without a word, against what was asked for."""
 
 
 class ProofFacts(Frozen):
@@ -185,7 +191,6 @@ class DockerFacts(Frozen):
     store: Text = ""
     root: Text = ""
     free_bytes: int = 0
-    ports: tuple[PortFacts, ...] = ()
     images: tuple[ImageFacts, ...] = ()
     offered: Text | None = None
     """Content label of the image that this node offers to the others now."""
@@ -219,6 +224,10 @@ class NodeFacts(Frozen):
     engines: tuple[Digest, ...] = ()
     checkpoint: CheckpointFacts | None = None
     share: ShareFacts | None = None
+    exported: tuple[Text, ...] = ()
+    """Addresses that this node's own checkpoint is exported to."""
+    ports: tuple[PortFacts, ...] = ()
+    """IPv4 addresses of its links."""
     proof: ProofFacts | None = None
     stores: tuple[StoreFacts, ...] = ()
     jobs: tuple[JobFacts, ...] = ()

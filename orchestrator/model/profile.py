@@ -67,6 +67,20 @@ class Engram(Frozen):
     """Decoder layers that carry a table."""
 
 
+class Share(Frozen):
+    """How the checkpoint is read over NFS. What a mount became is read back, a fallback is named."""
+
+    version: Literal["4.2", "4.1", "4.0"] = "4.2"
+    proto: Literal["tcp", "rdma"] = "tcp"
+    """`rdma` needs both ends; where the mount is refused, TCP is used and named."""
+    nconnect: int = Field(default=8, ge=1, le=16)
+    """TCP connections; 16 is the kernel's limit."""
+    rsize_bytes: int = Field(default=1 << 20, ge=4096, le=1 << 20)
+    """Largest read; a server with little memory grants less."""
+    timeout_ds: int = Field(default=600, ge=10)
+    """NFS's `timeo`, tenths of a second. Mounts are hard: a read waits for the server, it never fails half-way."""
+
+
 class Memory(Frozen):
     """Bounds on MemAvailable of a node."""
 
@@ -174,6 +188,7 @@ class Profile(Frozen):
     engine: Engine
     parallel: Parallel
     engram: Engram = Engram()
+    share: Share = Share()
     memory: Memory
     ports: Ports
     deadlines: Deadlines

@@ -76,12 +76,38 @@ class PullImage:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportCheckpoint:
+    """Export the checkpoint at `path` read-only to the addresses `clients`, now and after a reboot."""
+
+    path: str
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnexportCheckpoint:
+    """Take the export back."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class DetachCheckpoint:
+    """Unmount the checkpoint and forget it, now and after a reboot."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class AttachCheckpoint:
-    """Make the checkpoint of another node readable here."""
+    """Make the checkpoint of another node readable here. The last three are for `nfs`: what to mount, and how."""
 
     mode: Literal["own", "same-host", "nfs"]
     source: str
     path: str
+    server: str = ""
+    folder: str = ""
+    """Exported folder; empty: the one that `ExportCheckpoint` exports for `path`."""
+    options: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +131,8 @@ class StartPack:
     engine: str
     python: str
     spec: str
+    image: str = ""
+    """Content label of the image that it runs in; empty: `python` on the node itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +157,8 @@ class StartRank:
     """The rank spec (docs/formats.md)."""
     engine: str
     python: str
+    image: str = ""
+    """Content label of the image that it runs in; empty: `python` on the node itself."""
 
     def __hash__(self) -> int:
         return hash((self.deployment, self.generation, self.rank, self.spec))
@@ -182,6 +212,9 @@ Action = (
     | BuildImage
     | OfferImage
     | PullImage
+    | ExportCheckpoint
+    | UnexportCheckpoint
+    | DetachCheckpoint
     | AttachCheckpoint
     | ProveCheckpoint
     | StartPack

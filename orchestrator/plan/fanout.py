@@ -77,6 +77,19 @@ def tree(head: str, ports: Mapping[str, Sequence[Port]]) -> tuple[dict[str, Way]
     return ways, tuple(sorted(set(ports) - set(reached)))
 
 
+def meeting(ours: Sequence[Port], theirs: Sequence[Port]) -> list[tuple[str, str]]:
+    """Pairs of addresses (ours, theirs) on networks that both have, the fastest first."""
+    found = []
+    for mine in ours:
+        network = ipaddress.IPv4Interface(mine.address).network
+        for other in theirs:
+            if ipaddress.IPv4Interface(other.address).network == network:
+                speed = min(mine.speed_mbit, other.speed_mbit)
+                pair = (mine.address.partition("/")[0], other.address.partition("/")[0])
+                found.append((-speed, pair))
+    return [pair for _, pair in sorted(found)]
+
+
 def _others(
     node: str,
     head: str,

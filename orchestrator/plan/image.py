@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.model.facts import ClusterFacts, DockerFacts, ImageFacts
+from orchestrator.model.facts import ClusterFacts, ImageFacts, NodeFacts
 from orchestrator.model.frozen import identity
 from orchestrator.model.goal import Goal
 from orchestrator.model.step import (
@@ -52,9 +52,9 @@ def decide(goal: Goal, facts: ClusterFacts) -> Decision:
         return _build(goal, facts)
     if not lacking:
         return _compare(goal, facts)
-    ways, cut_off = tree(head, {name: _ports(facts[name].docker) for name in (head, *lacking)})
+    ways, cut_off = tree(head, {name: _ports(facts[name]) for name in (head, *lacking)})
     if cut_off:  # a ring: what lies between the head and them passes it on, image or not
-        ways, cut_off = tree(head, {node.name: _ports(facts[node.name].docker) for node in goal.ranked})
+        ways, cut_off = tree(head, {node.name: _ports(facts[node.name]) for node in goal.ranked})
     if cut_off:
         return Blocked(
             tuple(
@@ -97,8 +97,8 @@ def _image(facts: ClusterFacts, name: str, wanted: str) -> ImageFacts | None:
     return docker.image(wanted) if docker else None
 
 
-def _ports(docker: DockerFacts | None) -> list[Port]:
-    return [Port(port.address, port.speed_mbit) for port in docker.ports] if docker else []
+def _ports(here: NodeFacts) -> list[Port]:
+    return [Port(port.address, port.speed_mbit) for port in here.ports]
 
 
 def _engines_fault(goal: Goal, facts: ClusterFacts) -> Blocked | None:

@@ -6,6 +6,7 @@ from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.frozen import identity
 from orchestrator.model.goal import Goal
 from orchestrator.model.step import Blocked, Decision, Failure, PackDone, Stage, StartPack, Step, Wait
+from orchestrator.plan import image
 from orchestrator.plan.missing import unanswered
 
 START_BOUND_S = 60.0
@@ -31,7 +32,8 @@ def decide(goal: Goal, facts: ClusterFacts) -> Decision:
         store = goal.store(rank, index)
         if any(found.store == store and found.complete for found in here.stores):
             continue
-        if node.engine_python is None:
+        contained = goal.profile.engine.runtime == "docker"
+        if node.engine_python is None and not contained:
             return Blocked((_no_python(node.name),))
         spec = identity({"store": store, "engine": goal.package.digest})
         if not any(job.kind == "pack" and job.spec == spec and job.state == "running" for job in here.jobs):
@@ -42,8 +44,9 @@ def decide(goal: Goal, facts: ClusterFacts) -> Decision:
                 rank,
                 goal.profile.engram.ownership,
                 goal.package.digest,
-                node.engine_python,
+                node.engine_python or "python3",
                 spec,
+                image.content(goal) if contained else "",
             )
             steps.append(Step(node.name, action, f"rank {rank}'s tables are not on this disk", START_BOUND_S))
         waits.append(Wait(node.name, PackDone(store), f"rank {rank}'s tables", goal.profile.deadlines.pack_s))

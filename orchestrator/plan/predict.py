@@ -24,6 +24,8 @@ from orchestrator.model.step import (
     AttachCheckpoint,
     BuildImage,
     Condition,
+    DetachCheckpoint,
+    ExportCheckpoint,
     FetchBlob,
     InstallEngine,
     MemoryBack,
@@ -40,6 +42,7 @@ from orchestrator.model.step import (
     StartPack,
     StartRank,
     StopRank,
+    UnexportCheckpoint,
 )
 
 
@@ -55,6 +58,12 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
         case OfferImage(content=content):
             docker = here.docker or DockerFacts()
             return here.model_copy(update={"docker": docker.model_copy(update={"offered": content})})
+        case ExportCheckpoint(clients=clients):
+            return here.model_copy(update={"exported": tuple(sorted(clients))})
+        case UnexportCheckpoint():
+            return here.model_copy(update={"exported": ()})
+        case DetachCheckpoint():
+            return here.model_copy(update={"share": None, "proof": None})
         case AttachCheckpoint(mode=mode, source=source):
             share = ShareFacts(mode=mode, source=source, path="")
             owner = cluster.get(source.partition(":")[0], here)
@@ -206,7 +215,8 @@ def decided(here: NodeFacts) -> dict[str, Any]:
     return {
         "engines": here.engines,
         "blobs": here.blobs,
-        "share": (here.share.mode, here.share.source) if here.share else None,
+        "share": (here.share.mode, here.share.source, here.share.problem) if here.share else None,
+        "exported": here.exported,
         "checkpoint": here.checkpoint.index_sha256 if here.checkpoint else None,
         "proof": (here.proof.index_sha256, here.proof.seed, here.proof.blocks) if here.proof else None,
         "stores": sorted(store.store for store in here.stores if store.complete),

@@ -23,7 +23,7 @@ from orchestrator.model.step import (
     StopRank,
     Wait,
 )
-from orchestrator.plan import build, pack, share
+from orchestrator.plan import build, image, pack, share
 from orchestrator.plan.holds import ended_ranks
 from orchestrator.plan.launch import rank_specs
 from orchestrator.plan.missing import unanswered
@@ -199,6 +199,7 @@ def _start(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
     if not missing:
         return None
     made = specs(goal, facts, target)
+    contained = goal.profile.engine.runtime == "docker"
 
     def start(rank: int) -> Step:
         node, spec = goal.ranked[rank], made[rank]
@@ -210,6 +211,7 @@ def _start(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
             spec.body,
             goal.package.digest,
             node.engine_python or "python3",
+            image.content(goal) if contained else "",
         )
         return Step(node.name, action, f"rank {rank} is not running", SHORT_BOUND_S)
 

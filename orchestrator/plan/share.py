@@ -5,31 +5,47 @@ from __future__ import annotations
 from typing import Literal
 
 from orchestrator.model.cluster import Node
-from orchestrator.model.facts import ClusterFacts
+from orchestrator.model.facts import ClusterFacts, NodeFacts
 from orchestrator.model.goal import PROOF_BLOCKS, PROOF_SEED, Goal
-from orchestrator.model.step import AttachCheckpoint, Blocked, Decision, Failure, ProveCheckpoint, Stage, Step
+from orchestrator.model.profile import Share
+from orchestrator.model.step import (
+    AttachCheckpoint,
+    Blocked,
+    Decision,
+    DetachCheckpoint,
+    ExportCheckpoint,
+    Failure,
+    ProveCheckpoint,
+    Stage,
+    Step,
+    UnexportCheckpoint,
+)
+from orchestrator.plan.fanout import Port, meeting
 from orchestrator.plan.missing import unanswered
 
-ATTACH_BOUND_S = 60.0
+ATTACH_BOUND_S = 240.0
+"""Two mounts of 90 s: RDMA may be refused first."""
 PROVE_BOUND_S = 300.0
+EXPORT_BOUND_S = 60.0
+DETACH_BOUND_S = 60.0
 
 
 def decide(goal: Goal, facts: ClusterFacts) -> Decision:
-    """Attach where it is not attached, prove where it is not proven, compare the proofs."""
+    """Export and attach where it is not done, prove where it is not proven, compare the proofs."""
     if blocked := unanswered(goal, facts) or _source_fault(goal, facts):
         return blocked
     index = goal.index_sha256(facts)
     if goal.cluster.checkpoint is None or index is None:
         raise AssertionError("the source was just found whole")
-    path = goal.cluster.checkpoint.path
-    attach = []
-    for node in goal.ranked:
-        share, mode = facts[node.name].share, _mode(goal, node)
-        if share is None or share.source != f"{goal.owner.name}:{path}" or share.mode != mode:
-            action = AttachCheckpoint(mode, f"{goal.owner.name}:{path}", path)
-            attach.append(Step(node.name, action, "does not reach the checkpoint", ATTACH_BOUND_S))
-    if attach:
-        return Stage("reach the checkpoint", tuple(attach))
+    match _ways(goal, facts):
+        case Blocked() as blocked:
+            return blocked
+        case ways:
+            pass
+    if export := _export(goal, facts, ways):
+        return export
+    if attach := _attach(goal, facts, ways):
+        return Stage("reach the checkpoint", attach)
     unproven = [
         node
         for node in goal.ranked
@@ -47,10 +63,99 @@ def decide(goal: Goal, facts: ClusterFacts) -> Decision:
     return _compare(goal, facts)
 
 
+def undo(goal: Goal, facts: ClusterFacts) -> Decision:
+    """unshare: nobody reads through the share any more, then the export is taken back."""
+    if goal.cluster.checkpoint is None:
+        return None
+    attached = tuple(
+        Step(name, DetachCheckpoint(here.share.source), "reads through the share", DETACH_BOUND_S)
+        for name, here in facts.items()
+        if here.share is not None and here.share.mode == "nfs"
+    )
+    if attached:
+        return Stage("detach the checkpoint", attached)
+    owner = goal.owner.name
+    if owner in facts and facts[owner].exported:
+        step = Step(
+            owner, UnexportCheckpoint(goal.cluster.checkpoint.path), "still exports it", EXPORT_BOUND_S
+        )
+        return Stage("take the export back", (step,))
+    return None
+
+
 def _mode(goal: Goal, node: Node) -> Literal["own", "same-host", "nfs"]:
-    if node.name == goal.owner.name:
+    if node.name == goal.owner.name or node.checkpoint_path is not None:
         return "own"
     return "same-host" if goal.cluster.topology == "single-host" else "nfs"
+
+
+def _ways(goal: Goal, facts: ClusterFacts) -> dict[str, tuple[str, str]] | Blocked:
+    """For each node that mounts: (address of the owner, own address), over the fastest link that both have."""
+    ways, lost = {}, []
+    owner = facts[goal.owner.name]
+    for node in goal.ranked:
+        if _mode(goal, node) != "nfs":
+            continue
+        pairs = meeting(_ports(owner), _ports(facts[node.name]))
+        if not pairs:
+            text = f"has no network in common with {goal.owner.name}, which has the checkpoint"
+            lost.append(Failure(node.name, "refused", text, "check the cables and addresses with doctor"))
+            continue
+        ways[node.name] = pairs[0]
+    return Blocked(tuple(lost)) if lost else ways
+
+
+def _ports(here: NodeFacts) -> list[Port]:
+    return [Port(port.address, port.speed_mbit) for port in here.ports]
+
+
+def _export(goal: Goal, facts: ClusterFacts, ways: dict[str, tuple[str, str]]) -> Stage | None:
+    checkpoint, owner = goal.cluster.checkpoint, goal.owner.name
+    if checkpoint is None or checkpoint.export is not None or not ways:
+        return None
+    clients = tuple(sorted(theirs for _, theirs in ways.values()))
+    if facts[owner].exported == clients:
+        return None
+    step = Step(
+        owner, ExportCheckpoint(checkpoint.path, clients), "not exported to exactly these", EXPORT_BOUND_S
+    )
+    return Stage("export the checkpoint", (step,))
+
+
+def _attach(goal: Goal, facts: ClusterFacts, ways: dict[str, tuple[str, str]]) -> tuple[Step, ...]:
+    steps = []
+    for node in goal.ranked:
+        action = _attachment(goal, node, ways)
+        share = facts[node.name].share
+        if share is None or (share.source, share.mode) != (action.source, action.mode):
+            steps.append(Step(node.name, action, "does not reach the checkpoint", ATTACH_BOUND_S))
+        elif share.problem:
+            steps.append(Step(node.name, action, f"its share is broken: {share.problem}", ATTACH_BOUND_S))
+    return tuple(steps)
+
+
+def _attachment(goal: Goal, node: Node, ways: dict[str, tuple[str, str]]) -> AttachCheckpoint:
+    checkpoint, mode = goal.cluster.checkpoint, _mode(goal, node)
+    if checkpoint is None:
+        raise AssertionError("checked by the caller")
+    if node.checkpoint_path is not None and node.name != goal.owner.name:
+        return AttachCheckpoint("own", f"{node.name}:{node.checkpoint_path}", node.checkpoint_path)
+    source = f"{goal.owner.name}:{checkpoint.path}"
+    if mode != "nfs":
+        return AttachCheckpoint(mode, source, checkpoint.path)
+    if checkpoint.export is not None:
+        server, _, folder = checkpoint.export.partition(":")
+    else:
+        server, folder = ways[node.name][0], ""
+    return AttachCheckpoint(mode, source, checkpoint.path, server, folder, mount_options(goal.profile.share))
+
+
+def mount_options(share: Share) -> str:
+    """Options of mount(8) for the profile's wishes; 20049 is the port of NFS over RDMA (RFC 8267)."""
+    words = ["ro", "hard", f"vers={share.version}", f"proto={share.proto}"]
+    words += ["port=20049"] if share.proto == "rdma" else [f"nconnect={share.nconnect}"]
+    words += [f"rsize={share.rsize_bytes}", f"timeo={share.timeout_ds}"]
+    return ",".join(words)
 
 
 def _source_fault(goal: Goal, facts: ClusterFacts) -> Blocked | None:

@@ -57,6 +57,8 @@ def verb(name: str, goal: Goal) -> Decide:
             return lambda facts: build.decide(goal, facts)
         case "share":
             return lambda facts: share.decide(goal, facts)
+        case "unshare":
+            return lambda facts: share.undo(goal, facts)
         case "pack":
             return lambda facts: pack.decide(goal, facts)
         case "serve":

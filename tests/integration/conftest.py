@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.fleet import Fleet, make
 from tests.integration.yard.session import Yard, network, yard
 
 
@@ -41,3 +42,9 @@ def openssh(yard2: Yard) -> Iterator[Yard]:
     """``yard2``, with the test's thread in the controller's network: `asyncssh.connect` reaches nodes."""
     with network(yard2.layout.controller):
         yield yard2
+
+
+@pytest.fixture(scope="session")
+def fleet(yard4: Yard) -> Fleet:
+    """``yard4`` with a base image and a checkpoint on its head; nothing built or shared yet."""
+    return make(yard4)

@@ -22,6 +22,10 @@ printf '%s\n' "$AUTHORIZED_KEY" >"$root/root/.ssh/authorized_keys"
 chmod 700 "$root/root/.ssh"
 : >"$root/root/.bashrc" # the machine's own would run in every remote command
 : >"$root/root/.profile"
+for tool in exportfs mount.nfs4; do # the machine's kernel has neither NFS server nor client
+  rm -f "$root/usr/sbin/$tool"
+  cp "$YARD_TOOLS/$tool" "$root/usr/sbin/$tool"
+done
 cp "$NODE_DIR/ssh_host_ed25519_key" "$root/etc/ssh/keys/" && chmod 600 "$root/etc/ssh/keys/ssh_host_ed25519_key"
 rm -f "$root/usr/local/bin/docker" # a client of another release would come first on PATH
 cp "$YARD_TOOLS"/* "$root/usr/local/libexec/yard/"

@@ -1,0 +1,161 @@
+"""Ranks as containers: found by label, never by name alone; stopped with a bound and a proof."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from node_agent.docker import ASK_TIMEOUT_S, docker, lines
+from node_agent.home import Home
+from node_agent.nfs import text
+from node_agent.wire import Refused
+
+DEPLOYMENT, GENERATION, RANK, SPEC = (
+    "sparkyard.deployment",
+    "sparkyard.generation",
+    "sparkyard.rank",
+    "sparkyard.spec",
+)
+NODE = "sparkyard.node"
+"""Two nodes may share one engine on a test machine; on a fleet it says whose container this is."""
+JOB = "sparkyard.job"
+RUN_TIMEOUT_S = 120.0
+STOP_MARGIN_S = 30.0
+"""On top of the grace: the engine kills, unmounts and records."""
+PROOF_TIMEOUT_S = 10.0
+NOFILE = 1_048_576
+"""Eight ranks open that many: fleets died at the default of 1,024 (file descriptors of NCCL proxies)."""
+GPU_DRIVER = Path("/proc/driver/nvidia/version")
+RDMA_DEVICES = Path("/dev/infiniband")
+
+
+def run_arguments(
+    labels: dict[str, str],
+    image: str,
+    folders: dict[str, bool],
+    env: dict[str, str],
+    *,
+    gpu: bool,
+    rdma: bool,
+) -> list[str]:
+    """Everything between `docker run` and the command. Pure.
+
+    Args:
+        folders: absolute path -> writable; each stands at the same path inside.
+        gpu: the node has the NVIDIA driver. rdma: it has RDMA devices.
+    """
+    argv = ["--network", "host", "--ipc", "host", "--restart", "no", "--entrypoint", "python3"]
+    argv += ["--ulimit", "memlock=-1", "--ulimit", f"nofile={NOFILE}:{NOFILE}", "--cap-add", "IPC_LOCK"]
+    argv += ["--log-opt", "max-size=16m", "--log-opt", "max-file=2"]
+    argv += ["--gpus", "all"] if gpu else []
+    argv += ["--device", str(RDMA_DEVICES)] if rdma else []
+    for name, value in sorted(labels.items()):
+        argv += ["--label", f"{name}={value}"]
+    for path, writable in sorted(folders.items()):
+        argv += ["--mount", f"type=bind,source={path},target={path}{'' if writable else ',readonly'}"]
+    for name, value in sorted(env.items()):
+        argv += ["--env", f"{name}={value}"]
+    return [*argv, image]
+
+
+def start(home: Home, args: dict[str, Any], folder: Path, command: list[str], env: dict[str, str]) -> str:
+    """Start a rank's container; its id. An ended one of the same rank is removed first, nothing else is touched."""
+    labels = {
+        DEPLOYMENT: args["deployment"],
+        GENERATION: str(args["generation"]),
+        RANK: str(args["rank"]),
+        SPEC: args["spec"],
+        NODE: home.node,
+    }
+    for known in states(home):
+        if known["key"] == key(args) and not known["running"]:
+            docker("rm", known["id"], timeout_s=ASK_TIMEOUT_S)
+    name = f"sparkyard-{args['deployment']}-g{args['generation']}-r{args['rank']}-{home.node}"
+    argv = arguments(home, labels, args["image"], {str(folder): True, str(home.packs): False}, env)
+    return docker("run", "--detach", "--name", name, *argv, *command, timeout_s=RUN_TIMEOUT_S).strip()
+
+
+def arguments(
+    home: Home, labels: dict[str, str], content: str, folders: dict[str, bool], env: dict[str, str]
+) -> list[str]:
+    """Arguments for this node: its devices, its folders, the account that the agent runs under."""
+    cache = home.root / "cache"
+    for path in (cache, home.packs):
+        path.mkdir(parents=True, exist_ok=True)
+    root, _ = text.split(checkpoint_folder(home))
+    everything = {**folders, root: False, str(cache): True}
+    user = ["--user", f"{os.getuid()}:{os.getgid()}"]
+    # Compiled kernels and tuning results stay on the node between boots: HOME is where the libraries keep them.
+    env = {**env, "HOME": str(cache), "LANG": "C.UTF-8"}
+    image = f"sparkyard/engine:{content[:12]}"
+    return user + run_arguments(
+        labels, image, everything, env, gpu=GPU_DRIVER.exists(), rdma=RDMA_DEVICES.is_dir()
+    )
+
+
+def checkpoint_folder(home: Home) -> str:
+    """Where the checkpoint's files are: a container sees no link of ours. Refused when there is no checkpoint."""
+    if not home.checkpoint.exists():
+        raise Refused("this node does not reach the checkpoint; run share")
+    return os.path.realpath(home.checkpoint)
+
+
+def key(args: dict[str, Any]) -> tuple[str, int, int]:
+    """What a rank's container is found by."""
+    return str(args["deployment"]), int(args["generation"]), int(args["rank"])
+
+
+def states(home: Home) -> list[dict[str, Any]]:
+    """Every rank's container of this node, running or ended."""
+    found = []
+    wanted = ["--filter", f"label={DEPLOYMENT}", "--filter", f"label={NODE}={home.node}"]
+    text_ = docker("ps", "--all", "--no-trunc", *wanted, "--format", "{{json .}}", timeout_s=ASK_TIMEOUT_S)
+    for line in lines(text_):
+        labels = parse_labels(str(line.get("Labels", "")))
+        try:
+            name = labels[DEPLOYMENT], int(labels[GENERATION]), int(labels[RANK])
+        except (KeyError, ValueError):
+            continue
+        running = str(line.get("State", "")) in {"running", "created", "restarting", "paused"}
+        found.append({"key": name, "id": str(line.get("ID", "")), "running": running})
+    return found
+
+
+def parse_labels(text_: str) -> dict[str, str]:
+    """`a=b,c=d` as `docker ps` prints labels. A comma inside a value ends it: none of ours has one."""
+    return dict(word.split("=", 1) for word in text_.split(",") if "=" in word)
+
+
+def stop(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+    """SIGTERM to the guard, SIGKILL after the grace, then the proof: not running, and its process is gone."""
+    killed = 0
+    for known in states(home):
+        if known["key"] != key(args):
+            continue
+        if known["running"]:
+            grace_s = int(args["grace_s"])
+            pid = _pid(known["id"])
+            docker("stop", "--time", str(grace_s), known["id"], timeout_s=grace_s + STOP_MARGIN_S)
+            _prove_gone(known["id"], pid)
+            killed += 1
+    return {"killed_processes": killed}
+
+
+def _pid(container: str) -> int:
+    state = json.loads(docker("inspect", "--format", "{{json .State}}", container, timeout_s=ASK_TIMEOUT_S))
+    return int(state.get("Pid") or 0)
+
+
+def _prove_gone(container: str, pid: int) -> None:
+    end = time.monotonic() + PROOF_TIMEOUT_S
+    while time.monotonic() < end:
+        state = json.loads(
+            docker("inspect", "--format", "{{json .State}}", container, timeout_s=ASK_TIMEOUT_S)
+        )
+        if not state.get("Running") and (pid <= 0 or not Path(f"/proc/{pid}").exists()):
+            return
+        time.sleep(0.2)
+    raise Refused(f"container {container[:12]} does not end: its process {pid} is still there")

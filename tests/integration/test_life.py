@@ -1,0 +1,155 @@
+"""build, share and pack on real Docker engines and OpenSSH, twice, and what goes wrong on real links.
+
+The tests of this file follow each other: each leaves the fleet as the next one wants it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from orchestrator.model import event as events
+from orchestrator.plan import image
+from tests.integration.fleet import Fleet
+from tests.integration.yard import wire
+
+EXPORTS = "/etc/exports.d/sparkyard.exports"
+MOUNT = "/srv/nvme/sparkyard/share/nfs"
+
+
+def test_build_makes_one_image_and_every_node_gets_it(fleet: Fleet) -> None:
+    before = {node.name: wire.received_bytes(fleet.yard, node.name) for node in fleet.yard.layout.nodes}
+    answer = fleet.do("build")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert fleet.titles(answer)[-3:] == [
+        "build the image",
+        "offer the image on the fast links",
+        "fan the image out",
+    ]
+    facts = fleet.facts()
+    images = [here.docker.images[0] for here in facts.values() if here.docker]
+    assert len(images) == 4
+    assert len({(one.rootfs, one.config, one.platform, one.content) for one in images}) == 1
+    for node in fleet.yard.layout.nodes[1:]:
+        received = wire.received_bytes(fleet.yard, node.name) - before[node.name]
+        assert received < 1.6 * images[0].size_bytes, node.name
+    assert fleet.titles(fleet.do("build")) == []
+
+
+def test_share_is_proven_and_writes_what_a_reboot_needs(fleet: Fleet) -> None:
+    answer = fleet.do("share")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert fleet.titles(answer) == ["export the checkpoint", "reach the checkpoint", "prove what is read"]
+    proofs = {here.proof.blocks_sha256 for here in fleet.facts().values() if here.proof}
+    assert len(proofs) == 1
+    head, *others = (node.name for node in fleet.yard.layout.nodes)
+    exports = fleet.yard.run(head, "cat", EXPORTS)
+    assert "all_squash" in exports
+    assert "*" not in exports.splitlines()[1]
+    assert MOUNT in fleet.yard.run(others[0], "cat", "/etc/fstab")
+    assert fleet.titles(fleet.do("share")) == []
+
+
+def test_pack_runs_in_the_image_on_every_node(fleet: Fleet) -> None:
+    answer = fleet.do("pack")
+    assert answer.exit_code == 0, answer.data["failures"]
+    stores = [store for here in fleet.facts().values() for store in here.stores]
+    assert len({store.store for store in stores}) == 4
+    assert all(store.complete for store in stores)
+    assert fleet.titles(fleet.do("pack")) == []
+    for node in fleet.yard.layout.nodes:
+        assert fleet.yard.run(node.name, "docker", "ps", "-aq").strip() == ""
+
+
+def test_the_command_line_plans_nothing_more_and_says_how_it_stands(fleet: Fleet) -> None:
+    for verb in ("build", "share", "pack"):
+        done = fleet.command_line("plan", verb, "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["stages"] == []
+    status = fleet.command_line("status", "--json")
+    assert status.returncode in {0, 1}, status.stderr  # nothing serves: said so, not a crash
+    assert json.loads(status.stdout)["schema"].startswith("sparkyard/status/")
+
+
+def test_nothing_was_predicted_wrong(fleet: Fleet) -> None:
+    assert not [event for event in fleet.events if isinstance(event, events.PredictionMissed)]
+
+
+def test_a_node_that_was_made_again_gets_only_what_it_lost(fleet: Fleet) -> None:
+    fleet.yard.power_off("spark-3")
+    answer = fleet.do("share")
+    assert answer.exit_code != 0
+    assert answer.data["failures"][0]["node"] == "spark-3"
+    fleet.yard.heal()
+    fleet.yard.engines()
+    assert fleet.titles(fleet.do("build")) == []  # its disk has the image still
+    answer = fleet.do("share")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert fleet.titles(answer)[0] == "reach the checkpoint"
+    assert {step["node"] for stage in answer.data["stages"] for step in stage["steps"]} == {"spark-3"}
+    assert fleet.titles(fleet.do("pack")) == []
+
+
+def test_a_server_that_went_away_is_named_and_the_share_is_healed(fleet: Fleet) -> None:
+    fleet.yard.run("spark-2", "umount", "-l", MOUNT)
+    problem = fleet.facts()["spark-2"].share
+    assert problem is not None
+    assert problem.problem == "not mounted"
+    answer = fleet.do("share")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert "its share is broken" in answer.data["stages"][0]["steps"][0]["why"]
+
+
+def test_a_full_disk_fails_alone(fleet: Fleet) -> None:
+    head = fleet.yard.layout.nodes[0].name
+    wanted = image.content(fleet.session().goal()[0])
+    for name in ("spark-2", "spark-4"):
+        fleet.yard.run(name, "docker", "rmi", f"sparkyard/engine:{wanted[:12]}")
+    fleet.yard.run("spark-4", "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/srv/nvme/docker/tmp")
+    try:
+        answer = fleet.do("build")
+    finally:
+        fleet.yard.run("spark-4", "umount", "/srv/nvme/docker/tmp")
+    assert answer.exit_code == 1
+    assert [failure["node"] for failure in answer.data["failures"]] == ["spark-4"]
+    assert "space" in answer.data["failures"][0]["message"]
+    assert fleet.facts()["spark-2"].docker.image(wanted) is not None  # type: ignore[union-attr]
+    answer = fleet.do("build")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert {step["node"] for step in answer.data["stages"][-1]["steps"]} == {"spark-4"}
+    assert head not in {step["node"] for step in answer.data["stages"][-1]["steps"]}
+
+
+def test_a_cable_that_is_cut_and_joined_while_the_image_travels(fleet: Fleet) -> None:
+    wanted = image.content(fleet.session().goal()[0])
+    fleet.yard.run("spark-2", "docker", "rmi", f"sparkyard/engine:{wanted[:12]}")
+    wire.shape(fleet.yard, "spark-1", 0, 200)
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(6)
+        wire.cut(fleet.yard, "spark-1", 0)
+        time.sleep(4)
+        wire.join(fleet.yard, "spark-1", 0)
+        for node, rail in (("spark-1", 0), ("spark-2", 1)):
+            link = fleet.yard.layout.node(node).fabric[rail]
+            fleet.yard.run(
+                node, "ip", "addr", "replace", f"{link.address}/{link.prefix}", "dev", link.interface
+            )
+        os._exit(0)
+    answer = fleet.do("build")
+    os.waitpid(pid, 0)
+    wire.shape(fleet.yard, "spark-1", 0, 0)
+    assert answer.exit_code == 0, answer.data["failures"]
+
+
+def test_unshare_takes_everything_back(fleet: Fleet) -> None:
+    answer = fleet.do("unshare")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert fleet.titles(answer) == ["detach the checkpoint", "take the export back"]
+    head, *others = (node.name for node in fleet.yard.layout.nodes)
+    assert fleet.yard.run(head, "sh", "-c", f"ls {EXPORTS} 2>/dev/null || echo gone").strip() == "gone"
+    for name in others:
+        assert "sparkyard" not in fleet.yard.run(name, "cat", "/etc/fstab")
+        assert MOUNT not in fleet.yard.run(name, "cat", "/proc/mounts")
+    assert fleet.titles(fleet.do("unshare")) == []
