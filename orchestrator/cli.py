@@ -15,10 +15,14 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from orchestrator import benchmark, verbs
 from orchestrator import doctor as diagnosis
 from orchestrator import monitor as watching
 from orchestrator import top as dashboard
-from orchestrator import verbs
+from orchestrator.bench.cli import Choices, bench_app
+from orchestrator.bench.options import Options
+from orchestrator.bench.progress import BenchEvent
+from orchestrator.bench.record import Record
 from orchestrator.errors import ConfigError, Exit, NotImplementedHere, SparkyardError
 from orchestrator.lab import cycle
 from orchestrator.lab.place import lab_place
@@ -430,6 +434,14 @@ def monitor(
     pace = Pace(every, gpu_every, gpu_every_serving)
     folder = verbs.events_path(common.cluster_file()).parent
     run(common, lambda s: watching.monitor(s, folder, listen, pace), as_json=False)
+
+
+async def _measured(options: Options, choices: Choices, emit: Callable[[BenchEvent], None]) -> Record:
+    session = Common(choices.profile, choices.cluster).session(lambda _: None)
+    return await benchmark.measured(session, options, choices, emit)
+
+
+app.add_typer(bench_app(_measured, fail), name="bench")
 
 
 @app.command(hidden=True)

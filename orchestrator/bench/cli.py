@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+import signal
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -19,68 +19,77 @@ from orchestrator.bench.export import comparison_markdown, csv_text, json_text, 
 from orchestrator.bench.live import live
 from orchestrator.bench.options import Options, quick
 from orchestrator.bench.published import read_published
-from orchestrator.bench.record import PromptKind, Provenance, Record, Slo
-from orchestrator.bench.run import Scrape, Watch, run_bench
-from orchestrator.bench.source import LoadSource, local
-from orchestrator.errors import ConfigError, Exit
+from orchestrator.bench.record import PromptKind, Provenance, Record
+from orchestrator.bench.run import Emit, run_bench
+from orchestrator.errors import ConfigError, Exit, SparkyardError
 
 COMPARISON_SCHEMA = "sparkyard/bench-comparison/v1"
-Source = contextlib.AbstractAsyncContextManager[LoadSource]
+LAB = "lab"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """An endpoint and everything that is known about it."""
+class Choices:
+    """What the command line says beside `Options`; `profile` and `cluster` as for every verb."""
 
-    base_url: str
-    """As the load source reaches it, without `/v1`."""
-    provenance: Provenance = field(default_factory=Provenance)
-    source: Callable[[], Source] = local
-    api_key: str | None = None
-    watch: Watch | None = None
-    scrape: Scrape | None = None
+    profile: str | None = None
+    cluster: Path | None = None
+    url: str | None = None
+    """Measure this endpoint instead of a deployment of ours; nothing is then known but what it says itself."""
+    name: str = ""
+    load_from: str | None = None
+    key_file: Path | None = None
+
+
+Measured = Callable[[Options, Choices, Emit], Coroutine[Any, Any, Record]]
+
+
+def api_key(path: Path | None) -> str | None:
+    """The API key in a file, never shown or recorded.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return None if path is None else path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(
+            [f"{path}: {problem}; give the key's file on this machine with --api-key-file"]
+        ) from None
+
+
+async def bare(options: Options, choices: Choices, emit: Emit) -> Record:
+    """Measures any endpoint from this machine."""
+    url, key = choices.url or "", api_key(choices.key_file)
+    return await run_bench(url, options, Provenance(), emit, name=choices.name, api_key=key)
 
 
 def measure(
-    target: Target,
-    options: Options,
-    *,
-    name: str = "",
-    as_json: bool = False,
-    where: Path | None = None,
-    report: Path | None = None,
+    measured: Measured, options: Options, choices: Choices, *, as_json: bool, report: Path | None
 ) -> Exit:
-    """Runs, stores the record, prints it; `report` also gets Markdown, CSV and plots in that folder.
+    """Runs, stores the record, prints it; `report` also gets Markdown, CSV, JSON and plots in that folder.
 
     Raises:
         SparkyardError: as `run_bench`; ConfigError also when a file cannot be written.
     """
 
     async def run() -> Record:
-        async with target.source() as source:
-            with live() as show:
-                return await run_bench(
-                    target.base_url,
-                    options,
-                    target.provenance,
-                    show,
-                    name=name,
-                    source=source,
-                    api_key=target.api_key,
-                    watch=target.watch,
-                    scrape=target.scrape,
-                )
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - we are in one
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        with live() as show:
+            return await (bare if choices.url else measured)(options, choices, show)
 
     record = asyncio.run(run())
-    path = store.keep(record, where or store.folder())
+    path = store.keep(record, store.folder())
     typer.echo(f"record {record.id}: {path}", err=True)
     typer.echo(json_text(record) if as_json else markdown(record), nl=False)
     if report is not None:
         write_report((record,), report)
     if record.interrupted:
         return Exit.INTERRUPTED
-    failed = sum(row.errors for row in record.rows)
-    return Exit.FAILED if failed else Exit.FINE
+    return Exit.FAILED if any(row.errors for row in record.rows) else Exit.FINE
 
 
 def write_report(records: tuple[Record, ...], folder: Path) -> None:
@@ -154,7 +163,6 @@ def compare_records(
     across: frozenset[Dimension] = frozenset(),
     theirs: bool = False,
     as_json: bool = False,
-    where: Path | None = None,
     report: Path | None = None,
 ) -> Exit:
     """Compares stored records; UNDETERMINED when nothing may be ranked.
@@ -162,7 +170,7 @@ def compare_records(
     Raises:
         ConfigError: fewer than two records, or one that cannot be read.
     """
-    records = tuple(record for name in names for record in store.read(name, where or store.folder()))
+    records = tuple(record for name in names for record in store.read(name, store.folder()))
     records += read_published() if theirs else ()
     if len(records) < 2:  # a comparison needs two
         raise ConfigError([f"bench compare: {len(records)} record given, two or more are needed"])
@@ -203,7 +211,7 @@ def numbers(text: str | None, option: str) -> tuple[int, ...] | None:
 
 
 Kinds = Annotated[
-    list[PromptKind] | None, typer.Option("--kind", help="Prompt kind; several times for several.")
+    list[PromptKind] | None, typer.Option("--kind", help="Prompt kind; may stand several times.")
 ]
 StreamsText = Annotated[str | None, typer.Option("--streams", help="Numbers of streams, such as 1,2,4,8,16.")]
 Lengths = Annotated[
@@ -212,38 +220,96 @@ Lengths = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Measured rounds of each row; 3 or more show a spread.")]
 OutputTokens = Annotated[int | None, typer.Option(help="Tokens of each answer.")]
 Seed = Annotated[int | None, typer.Option(help="Sets the prompts.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Everything at small sizes.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Everything at small sizes; the profile lab is always quick.")
+]
 SloTtft = Annotated[float, typer.Option(help="Capacity: time to first token in ms that still holds.")]
 SloRate = Annotated[float, typer.Option(help="Capacity: tokens a second that every stream must get.")]
 Report = Annotated[Path | None, typer.Option(help="Folder for Markdown, CSV, JSON and plots.")]
 Name = Annotated[str, typer.Option(help="What the record is called.")]
+LoadFrom = Annotated[
+    str | None, typer.Option(help="Node that sends the load, or controller; default: a worker.")
+]
+Url = Annotated[str | None, typer.Option(help="Measure this endpoint instead of a deployment of ours.")]
+KeyFile = Annotated[Path | None, typer.Option("--api-key-file", help="File with the API key.")]
+ProfileName = Annotated[str | None, typer.Option("--profile", help="As for every verb.")]
+ClusterFile = Annotated[Path | None, typer.Option("--cluster", help="As for every verb.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Across = Annotated[
+    list[Dimension] | None,
+    typer.Option("--across", help="What the comparison is about: a difference there is named, not refused."),
+]
+Theirs = Annotated[bool, typer.Option("--theirs", help="Also the published tables that ship with sparkyard.")]
+Records = Annotated[list[str], typer.Argument(help="Record files or ids, or YAML files of published tables.")]
 
 
-def options_from(
-    *,
-    quick_sizes: bool,
-    kinds: list[PromptKind] | None,
-    streams: str | None,
-    prefill: str | None,
-    rounds: int | None,
-    output_tokens: int | None,
-    seed: int | None,
-    slo_ttft_ms: float,
-    slo_tok_s: float,
-) -> Options:
-    """Options from the command line.
+def bench_app(measured: Measured, fail: Callable[..., NoReturn]) -> typer.Typer:
+    """The commands `bench` and `bench compare`.
 
-    Raises:
-        ConfigError: a choice is out of bounds.
+    Args:
+        measured: measures a deployment of ours.
+        fail: ends the program with an error's text and exit code; takes the error and `as_json`.
     """
-    return chosen_options(
-        quick() if quick_sizes else Options(),
-        kinds=tuple(kinds) if kinds else None,
-        streams=numbers(streams, "--streams"),
-        other_streams=numbers(streams, "--streams"),
-        prefill_tokens=numbers(prefill, "--prefill"),
-        rounds=rounds,
-        output_tokens=output_tokens,
-        seed=seed,
-        slo=Slo(ttft_ms=slo_ttft_ms, stream_tok_s=slo_tok_s),
+    app = typer.Typer(
+        help="Measure the deployment that serves; compare records.", invoke_without_command=True
     )
+
+    @app.callback()
+    def bench(
+        context: typer.Context,
+        kind: Kinds = None,
+        streams: StreamsText = None,
+        prefill: Lengths = None,
+        rounds: Rounds = None,
+        output_tokens: OutputTokens = None,
+        seed: Seed = None,
+        small: Quick = False,
+        slo_ttft_ms: SloTtft = 1000.0,
+        slo_tok_s: SloRate = 20.0,
+        name: Name = "",
+        load_from: LoadFrom = None,
+        url: Url = None,
+        key_file: KeyFile = None,
+        report: Report = None,
+        profile: ProfileName = None,
+        cluster: ClusterFile = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Measure the deployment that serves: decode, prefill, needle, chat behind prefill, agent chain, capacity."""
+        if context.invoked_subcommand is not None:
+            return
+        try:
+            options = chosen_options(
+                quick() if small or profile == LAB else Options(),
+                kinds=tuple(kind) if kind else None,
+                streams=numbers(streams, "--streams"),
+                other_streams=numbers(streams, "--streams"),
+                prefill_tokens=numbers(prefill, "--prefill"),
+                rounds=rounds,
+                output_tokens=output_tokens,
+                seed=seed,
+                slo={"ttft_ms": slo_ttft_ms, "stream_tok_s": slo_tok_s},
+            )
+            choices = Choices(profile, cluster, url, name, load_from, key_file)
+            code = measure(measured, options, choices, as_json=as_json, report=report)
+        except SparkyardError as error:
+            fail(error, as_json=as_json)
+        raise typer.Exit(int(code))
+
+    @app.command(name="compare")
+    def compare_command(
+        records: Records,
+        across: Across = None,
+        theirs: Theirs = False,
+        report: Report = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Rank what may be ranked, and say why the rest may not. Exit 3 when nothing may."""
+        try:
+            dimensions = frozenset(across or ())
+            code = compare_records(records, across=dimensions, theirs=theirs, as_json=as_json, report=report)
+        except SparkyardError as error:
+            fail(error, as_json=as_json)
+        raise typer.Exit(int(code))
+
+    return app

@@ -23,7 +23,7 @@ PASSES = "sglang:cuda_graph_passes_total"
 DEVICE = "sglang:forward_execution_seconds_total"
 TOKENS = "sglang:generation_tokens_total"
 VERIFY_CALLS = "sglang:spec_verify_calls_total"
-ENGRAM_ROWS = "sparkyard_engram_rows_total"
+ENGRAM_ROWS = "sparkyard_engram_rows_read_total"
 ENGRAM_READ = "sparkyard_engram_read_seconds_total"
 MIN_SHARE = 0.005  # parts below half a percent of a step are left out of the view
 

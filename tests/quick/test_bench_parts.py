@@ -122,7 +122,7 @@ def page(passes: int, run_s: float, read_s: float, rows: int) -> Page:
         f'sglang:scheduler_stage_seconds_total{{category="run_batch",forward_overlap="none",{rank}}} {run_s}\n'
         f'sglang:scheduler_stage_seconds_total{{category="idle",forward_overlap="none",{rank}}} 50\n'
         f"sglang:scheduler_idle_seconds_total{{{rank}}} 50\n"
-        f"sparkyard_engram_rows_total{{{rank}}} {rows}\n"
+        f"sparkyard_engram_rows_read_total{{{rank}}} {rows}\n"
         f"sparkyard_engram_read_seconds_total{{{rank}}} {read_s}\n"
     )
 
