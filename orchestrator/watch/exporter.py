@@ -7,7 +7,8 @@ import hmac
 import ipaddress
 import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -107,20 +108,29 @@ async def serve_metrics(
         ConfigError: an address beyond loopback without a token.
         ListenError: the port is taken.
     """
+    with make_exporter(source, address, port, ranks, token) as at:
+        if bound is not None:
+            bound(at)
+        await asyncio.Event().wait()
+
+
+@contextmanager
+def make_exporter(
+    source: StateSource, address: str, port: int, ranks: list[dict[str, Any]], token: str | None
+) -> Iterator[int]:
+    """The listener in a thread of its own, for as long as the block runs; gives its port. Raises as `serve_metrics`."""
     if token is None and not is_loopback(address):
         raise ConfigError([f"monitor: listening on {address} needs a token file; loopback does not"])
     try:
         server = make_server(address, port, _application(registry(source), ranks, token), _Server, _Handler)
     except OSError as error:
         raise ListenError(f"monitor: cannot listen on {address}:{port}: {error.strerror}") from None
-    if bound is not None:
-        bound(server.server_port)
-    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.5}, daemon=True)
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     serving.start()
     try:
-        await asyncio.Event().wait()
+        yield server.server_port
     finally:
-        await asyncio.to_thread(server.shutdown)
+        server.shutdown()
         server.server_close()
 
 
