@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from orchestrator import capture
@@ -29,12 +30,12 @@ from orchestrator.model.event import Said
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.finding import Finding
 from orchestrator.model.goal import Goal
+from orchestrator.model.hardware import Hardware
 from orchestrator.model.profile import EnvSetting
 from orchestrator.model.step import Failure
 from orchestrator.run import World
 from orchestrator.verbs import Answer, Session
 from orchestrator.view import doctor as view
-
 
 Emit = Callable[[Said], None]
 
@@ -90,7 +91,9 @@ async def deepen(world: World, found: Diagnosis, emit: Emit) -> None:
     """Run the load probes on every node that answered; the next look has their results."""
 
     def say(node: str, data: dict[str, Any]) -> None:
-        rest = ", ".join(f"{key} {value}" for key, value in data.items() if key != "probe" and value is not None)
+        rest = ", ".join(
+            f"{key} {value}" for key, value in data.items() if key != "probe" and value is not None
+        )
         emit(Said("note", f"{node}: {data.get('probe', '')}: {rest}"))
 
     for failure in await probe_all(world.nodes, found.yard, say):
@@ -139,12 +142,18 @@ def _node(goal: Goal, node: ClusterNode, facts: ClusterFacts, why: dict[str, str
     here = facts.get(node.name)
     if here is None:
         return Node(node.name, unreachable=why.get(node.name, "did not answer"))
+    try:
+        hardware = Hardware.model_validate(here.hardware) if here.hardware is not None else None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return Node(node.name, unreachable=f"its hardware facts are not usable: {where}: {first['msg']}")
     ports = goal.profile.ports
     ours = any(rank.alive and rank.deployment == goal.profile.name for rank in here.ranks)
     wanted = {ports.api} | ({ports.gate, ports.rendezvous} if node.name == goal.head.name else set())
     return Node(
         node.name,
-        hardware=here.hardware,
+        hardware=hardware,
         # The look takes half a second: a clock that is off by less than that cannot be told from it.
         offset_s=here.now_unix_s - now_unix_s,
         # While our own rank serves, its ports are taken by whom they should be.

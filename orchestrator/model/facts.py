@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from orchestrator.model.frozen import Frozen
-from orchestrator.model.hardware import Hardware
 
 Text = Annotated[str, StringConstraints(max_length=8192)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -234,8 +233,8 @@ class NodeFacts(Frozen):
     ranks: tuple[RankFacts, ...] = ()
     boots: tuple[BootFacts, ...] = ()
     lease: LeaseFacts | None = None
-    hardware: Hardware | None = None
-    """Only when the look asked for it."""
+    hardware: dict[str, Any] | None = None
+    """Only when the look asked for it; `orchestrator.model.hardware` says what it is, and who needs it checks it."""
     docker: DockerFacts | None = None
     """None: not asked for (runtime `process`), or no client installed."""
 

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Frozen(BaseModel):
-    """Immutable; an unknown key is an error."""
+    """Immutable; an unknown key is an error. Validators are built when first used: a start needs few of them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, defer_build=True)
 
 
 def canonical(value: Any) -> str:
