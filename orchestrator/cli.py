@@ -17,6 +17,7 @@ from rich.console import Console
 
 from orchestrator import benchmark, verbs
 from orchestrator import doctor as diagnosis
+from orchestrator import verbs
 from orchestrator import monitor as watching
 from orchestrator import top as dashboard
 from orchestrator.bench.cli import Choices, bench_app
@@ -24,6 +25,7 @@ from orchestrator.bench.options import Options
 from orchestrator.bench.progress import BenchEvent
 from orchestrator.bench.record import Record
 from orchestrator.errors import ConfigError, Exit, NotImplementedHere, SparkyardError
+from orchestrator.first_contact_cli import add_first_contact
 from orchestrator.lab import cycle
 from orchestrator.lab.place import lab_place
 from orchestrator.load import default_cluster_path, load_cluster, load_profile
@@ -442,6 +444,9 @@ async def _measured(options: Options, choices: Choices, emit: Callable[[BenchEve
 
 
 app.add_typer(bench_app(_measured, fail), name="bench")
+
+
+add_first_contact(app, fail)
 
 
 @app.command(hidden=True)

@@ -1,0 +1,93 @@
+"""The commands `init` and `enroll`."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Protocol
+
+import typer
+from rich.console import Console
+
+from orchestrator import first_contact
+from orchestrator.errors import Exit, SparkyardError
+from orchestrator.load import default_cluster_path
+from orchestrator.view.first_contact import show_enroll, show_init
+
+ClusterOption = Annotated[Path | None, typer.Option("--cluster", help="Cluster file. Default: ./cluster.yaml.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+class Fail(Protocol):
+    """Prints an error and exits with its code."""
+
+    def __call__(self, error: SparkyardError, *, as_json: bool) -> NoReturn: ...
+
+
+def _print_json(data: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+
+
+def trust(node: str, fingerprint: str, *, yes: bool) -> bool:
+    """Show a host key that was never seen; a person or `--yes` accepts it."""
+    typer.echo(f"{node} offers the host key {fingerprint}", err=True)
+    return yes or (sys.stdin.isatty() and typer.confirm("is it the node's?", default=False, err=True))
+
+
+def add_first_contact(app: typer.Typer, fail: Fail) -> None:
+    """Add both commands to the command line."""
+
+    @app.command()
+    def init(
+        nodes: Annotated[
+            list[str] | None, typer.Argument(help="Nodes: NAME, ADDRESS or NAME=ADDRESS; head first.")
+        ] = None,
+        import_env: Annotated[
+            Path | None, typer.Option("--import-env", help="Take over the .env of the existing start.sh recipe.")
+        ] = None,
+        user: Annotated[str, typer.Option("--user", help="Account on the nodes; empty: the same as here.")] = "",
+        root: Annotated[
+            str | None, typer.Option("--root", help="sparkyard's folder on each node's NVMe. Default: ~/sparkyard.")
+        ] = None,
+        checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Checkpoint folder on the head.")] = None,
+        force: Annotated[bool, typer.Option("--force", help="Replace a cluster file that is there.")] = False,
+        cluster: ClusterOption = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+        as_json: JsonOption = False,
+    ) -> None:
+        """Find nodes and checkpoints and write cluster.yaml. Without nodes: only say what was found."""
+        place = cluster or default_cluster_path()
+        try:
+            data = first_contact.prepare(nodes or [], import_env, user, root, checkpoint)
+            if "cluster" in data and not dry_run:
+                first_contact.write(data["cluster"], place, force=force)
+                data["written"] = str(place)
+        except SparkyardError as error:
+            fail(error, as_json=as_json)
+        if as_json:
+            _print_json(data)
+        else:
+            show_init(Console(), data)
+        raise SystemExit(int(Exit.FINE))
+
+    @app.command()
+    def enroll(
+        cluster: ClusterOption = None,
+        nodes: Annotated[str | None, typer.Option("--nodes", help="Only these nodes, separated by commas.")] = None,
+        yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept host keys that were never seen.")] = False,
+        as_json: JsonOption = False,
+    ) -> None:
+        """Bring sparkyard's own key to the nodes (password once), pin their host keys, write both to cluster.yaml."""
+        place = cluster or default_cluster_path()
+        try:
+            data = first_contact.enroll_all(place, nodes, partial(trust, yes=yes), getpass.getpass)
+        except SparkyardError as error:
+            fail(error, as_json=as_json)
+        if as_json:
+            _print_json(data)
+        else:
+            show_enroll(Console(), data)
+        raise SystemExit(int(Exit.FAILED if data["failures"] else Exit.FINE))
