@@ -182,10 +182,12 @@ def checked(data: dict[str, Any], where: str) -> Cluster:
 
 
 def write(data: dict[str, Any], place: Path, *, force: bool) -> None:
-    """Write the cluster file, mode 600: temporary name, fsync, rename. ConfigError when it is there already."""
+    """Write the cluster file, mode 600: temporary name, fsync, rename. ConfigError when another one is there."""
     checked(data, str(place))
     if place.exists() and not force:
-        raise ConfigError([f"{place}: exists already; --force replaces it"])
+        if _read(place) == data:
+            return
+        raise ConfigError([f"{place}: exists already and says something else; --force replaces it"])
     text = "# Where the nodes are. Private: keep it out of version control.\n" + yaml.safe_dump(
         data, sort_keys=False
     )

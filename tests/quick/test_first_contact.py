@@ -190,6 +190,8 @@ def test_a_recipes_env_becomes_a_cluster_file(tmp_path: Path) -> None:
     assert {"MODEL_DIR", "WORKER_IPS"} <= {item["name"] for item in data["carried"]}
     names = {*left, *(item["name"] for item in data["carried"])}
     assert names == set(envfile.parse(RECIPE.read_text())[0])
+    assert CliRunner().invoke(app, command).exit_code == 0, "the same again is no fault"
+    place.write_text(place.read_text().replace("10.0.22.2", "10.0.22.9"))
     again = CliRunner().invoke(app, command)
     assert again.exit_code == 2
     assert "--force" in json.loads(again.stdout)["message"]
