@@ -12,6 +12,7 @@ from orchestrator.bench.record import Figure
 # A row is called noisy when its rounds differ by more than this share of their median: ordinary run-to-run
 # spread of decode on a quiet machine is below 5 %, a slow GPU state moves it by 30 to 50 %.
 NOISY_SPREAD = 0.15
+MIN_OVERLAP = 0.5  # of the longest stream: a shorter window of all streams together says little
 MIN_ROUNDS = 3  # below that a median is one run with a neighbour
 
 UNITS = {
@@ -68,17 +69,21 @@ def stream_rate(sample: Sample) -> float | None:
 
 
 def together_rate(samples: Sequence[Sample]) -> float | None:
-    """Tokens a second of all streams while all of them decode: from the last first event to the first last
-    event.
+    """Tokens a second of all streams while all of them decode: from the last first event to the first last event.
 
-    Each event counts its request's mean of tokens; between events the count is interpolated, because streams
-    that began together have their events in step and whole counts would be one short. None without such a
-    window.
+    Each event counts its request's mean of tokens; between events the count is interpolated, because streams that
+    began together have their events in step and whole counts would be one short. Where the streams hardly overlap
+    (short answers, waiting for admission) the time from the first to the last event of all counts instead. None when
+    no stream has two events.
     """
-    begin = max(sample.token_times_s[0] for sample in samples)
-    end = min(sample.token_times_s[-1] for sample in samples)
-    if end <= begin:
+    first = [sample.token_times_s[0] for sample in samples]
+    last = [sample.token_times_s[-1] for sample in samples]
+    begin, end = max(first), min(last)
+    longest = max(end_s - begin_s for begin_s, end_s in zip(first, last, strict=True))
+    if longest <= 0:
         return None
+    if end - begin < MIN_OVERLAP * longest:
+        begin, end = min(first), max(last)
     tokens = sum(
         (_events_until(sample.token_times_s, end) - _events_until(sample.token_times_s, begin))
         * sample.completion_tokens

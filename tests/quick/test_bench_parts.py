@@ -27,7 +27,7 @@ def stream(number: int, first_s: float, gap_s: float, events: int, tokens: int) 
 
 
 @given(
-    rates=st.lists(st.floats(10, 1000), min_size=1, max_size=8),
+    rates=st.lists(st.floats(20, 200), min_size=1, max_size=8),
     per_event=st.integers(1, 6),
     delay_s=st.floats(0.01, 1.0),
 )
@@ -35,17 +35,17 @@ def stream(number: int, first_s: float, gap_s: float, events: int, tokens: int) 
 def test_the_rate_together_is_the_sum_of_the_streams_rates(
     rates: list[float], per_event: int, delay_s: float
 ) -> None:
-    events = 200
-    samples = [
-        stream(number, delay_s + 1e-4 * number, per_event / rate, events, events * per_event)
-        for number, rate in enumerate(rates)
-    ]
-    window = min(sample.token_times_s[-1] for sample in samples) - max(
-        sample.token_times_s[0] for sample in samples
-    )
-    rate = together_rate(samples)
-    if window > 0:
-        assert rate == pytest.approx(sum(rates), rel=0.02)
+    samples = []
+    for number, rate in enumerate(rates):
+        events = int(20 * rate / per_event)
+        samples.append(stream(number, delay_s + 1e-3 * number, per_event / rate, events, events * per_event))
+    assert together_rate(samples) == pytest.approx(sum(rates), rel=0.02)
+
+
+def test_streams_that_hardly_overlap_are_counted_over_all_their_time() -> None:
+    apart = [stream(0, 0.0, 0.1, 11, 11), stream(1, 0.9, 0.1, 11, 11)]
+    assert together_rate(apart) == pytest.approx(21 / 1.9)
+    assert together_rate([stream(0, 1.0, 0.1, 1, 1)]) is None
 
 
 def test_a_failed_stream_is_left_out_of_the_figures() -> None:
