@@ -14,9 +14,10 @@ import typer
 from pydantic import ValidationError
 
 from orchestrator.bench import store
-from orchestrator.bench.compare import Comparison, Dimension, compare
+from orchestrator.bench.compare import Comparison, compare
 from orchestrator.bench.export import comparison_markdown, csv_text, json_text, markdown
 from orchestrator.bench.live import live
+from orchestrator.bench.obstacles import Dimension
 from orchestrator.bench.options import Options, quick
 from orchestrator.bench.published import read_published
 from orchestrator.bench.record import PromptKind, Provenance, Record

@@ -4,73 +4,19 @@ not be ranked at all, with the reason. Pure."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from orchestrator.bench.figures import MIN_ROUNDS, NOISY_SPREAD
-from orchestrator.bench.record import (
-    Cache,
-    Figure,
-    Measure,
-    NodeDuring,
-    PromptKind,
-    Record,
-    Row,
-    Speculation,
-    format_name,
-)
+from orchestrator.bench.obstacles import LEADING, Dimension, Entry, Reason, obstacles, ratio
+from orchestrator.bench.record import Cache, Figure, NodeDuring, Record, Row, Speculation
 
-LEADING = {
-    Measure.DECODE: "decode_tok_s",
-    Measure.PREFILL: "prefill_tok_s",
-    Measure.NEEDLE: "found",
-    Measure.CHAT_BEHIND_PREFILL: "ttft_behind_ms",
-    Measure.AGENT_CHAIN: "ttft_p50_ms",
-}
-"""The figure by which rows of a measure are ranked."""
 LOWER_IS_BETTER = frozenset({"ttft_behind_ms", "ttft_p50_ms"})
 
-CONTEXT_RATIO = (
-    1.25  # prompts are sized by characters: the same target comes out up to some 20 % apart between models
-)
 ACCEPT_RATIO = 1.1  # accept length moves tokens a second one to one
 SLOW_CLOCK_MHZ = 1400.0  # GB10 under load runs at 2177 to 2525 MHz; below 1400 field tests call it failed
 CLOCK_RATIO = 1.15  # between nodes of one run: they carry the same load
 CLIENT_SHARE = 0.9
-
-
-class Dimension(StrEnum):
-    """In what two rows must agree before they are ranked."""
-
-    MODEL = "model"
-    FORMAT = "format"
-    CONTEXT = "context"
-    PROMPT_KIND = "prompt-kind"
-    SPECULATION = "speculation"
-    HARDWARE = "hardware"
-    CACHE = "cache"
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why two rows may not be ranked."""
-
-    dimension: Dimension
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One row of one record."""
-
-    record: Record
-    row: Row
-
-    @property
-    def figure(self) -> Figure | None:
-        """The figure by which the row is ranked."""
-        return self.row.figure(LEADING[self.row.measure])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +78,6 @@ def compare(records: Sequence[Record], across: frozenset[Dimension] = frozenset(
     return Comparison(tuple(rankings), tuple(refusals))
 
 
-def obstacles(one: Entry, other: Entry) -> tuple[Reason, ...]:
-    """Everything that forbids ranking these two rows; empty when they may be ranked."""
-    found = (rule(one, other) for rule in _RULES)
-    return tuple(reason for reason in found if reason is not None)
-
-
 def flags(entry: Entry) -> tuple[str, ...]:
     """What makes one row doubtful by itself."""
     record, row = entry.record, entry.row
@@ -188,7 +128,7 @@ def pair_flags(one: Entry, other: Entry) -> tuple[str, ...]:
     if first.engine_version != second.engine_version:
         found.append(f"engine version {_told(first.engine_version)} against {_told(second.engine_version)}")
     lengths = (_accept(first.speculation), _accept(second.speculation))
-    if None not in lengths and _ratio(*lengths) > ACCEPT_RATIO:  # type: ignore[arg-type]
+    if None not in lengths and ratio(*lengths) > ACCEPT_RATIO:  # type: ignore[arg-type]
         found.append(f"accept length {lengths[0]:.2f} against {lengths[1]:.2f}: the texts draft unlike")
     if one.row.prompts_sha256 != other.row.prompts_sha256:
         found.append("not the same prompts")
@@ -208,88 +148,6 @@ def pair_flags(one: Entry, other: Entry) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _model(one: Entry, other: Entry) -> Reason | None:
-    names = [entry.record.provenance.model for entry in (one, other)]
-    short = [name.rsplit("/", 1)[-1].lower() if name else None for name in names]
-    return _unlike(Dimension.MODEL, one, other, short[0], short[1])
-
-
-def _format(one: Entry, other: Entry) -> Reason | None:
-    names = [entry.record.provenance.quantisation for entry in (one, other)]
-    plain = [format_name(name) if name else None for name in names]
-    return _unlike(Dimension.FORMAT, one, other, plain[0], plain[1])
-
-
-def _context(one: Entry, other: Entry) -> Reason | None:
-    lengths = (one.row.prompt_tokens, other.row.prompt_tokens)
-    if None in lengths or _ratio(*lengths) <= CONTEXT_RATIO:  # type: ignore[arg-type]
-        return None
-    return Reason(Dimension.CONTEXT, f"{lengths[0]:,} against {lengths[1]:,} prompt tokens")
-
-
-def _kind(one: Entry, other: Entry) -> Reason | None:
-    kinds = {one.row.kind, other.row.kind}
-    if PromptKind.UNSTATED in kinds:
-        return Reason(Dimension.PROMPT_KIND, "the prompt kind is not stated")
-    if len(kinds) == 1:
-        return None
-    if PromptKind.FILLER in kinds:
-        real = next(kind for kind in (one.row.kind, other.row.kind) if kind is not PromptKind.FILLER)
-        return Reason(
-            Dimension.PROMPT_KIND,
-            f"repeated-token filler against real text ({real}): filler reads one Engram row again and again, "
-            "which overstates prefill by 9 to 20 %",
-        )
-    return Reason(Dimension.PROMPT_KIND, f"{one.row.kind} against {other.row.kind} prompts")
-
-
-def _speculation(one: Entry, other: Entry) -> Reason | None:
-    said = [_speculation_name(entry.record.provenance.speculation) for entry in (one, other)]
-    return _unlike(Dimension.SPECULATION, one, other, said[0], said[1])
-
-
-def _hardware(one: Entry, other: Entry) -> Reason | None:
-    said = [
-        " + ".join(f"{part.count} × {part.name}" for part in entry.record.provenance.hardware) or None
-        for entry in (one, other)
-    ]
-    return _unlike(Dimension.HARDWARE, one, other, said[0], said[1])
-
-
-def _cache(one: Entry, other: Entry) -> Reason | None:
-    states = (one.row.cache, other.row.cache)
-    if Cache.UNSTATED in states or states[0] is states[1]:
-        return None
-    return Reason(Dimension.CACHE, f"{states[0]} against {states[1]} prefix cache")
-
-
-_RULES: tuple[Callable[[Entry, Entry], Reason | None], ...] = (
-    _model,
-    _format,
-    _context,
-    _kind,
-    _speculation,
-    _hardware,
-    _cache,
-)
-
-
-def _unlike(
-    dimension: Dimension, one: Entry, other: Entry, mine: str | None, theirs: str | None
-) -> Reason | None:
-    if mine is None or theirs is None:
-        silent = one if mine is None else other
-        return Reason(dimension, f"{silent.record.name} does not state its {dimension}")
-    return None if mine == theirs else Reason(dimension, f"{mine} against {theirs}")
-
-
-def _speculation_name(value: Speculation | str | None) -> str | None:
-    if isinstance(value, Speculation):
-        block = f" block {value.block_size}" if value.block_size is not None else ""
-        return f"{value.algorithm.lower()}{block}"
-    return value
-
-
 def _accept(value: Speculation | str | None) -> float | None:
     return value.accept_length if isinstance(value, Speculation) else None
 
@@ -305,17 +163,12 @@ def _slow(node: NodeDuring) -> str | None:
 
 def _uneven_clocks(nodes: Sequence[NodeDuring]) -> list[str]:
     clocks = {node.node: node.sm_clock_high_mhz for node in nodes if node.sm_clock_high_mhz is not None}
-    if len(clocks) < 2 or _ratio(min(clocks.values()), max(clocks.values())) <= CLOCK_RATIO:
+    if len(clocks) < 2 or ratio(min(clocks.values()), max(clocks.values())) <= CLOCK_RATIO:
         return []
     slowest = min(clocks, key=lambda name: clocks[name])
     return [
         f"{slowest}: slower GPU than its peers: {clocks[slowest]:.0f} against {max(clocks.values()):.0f} MHz"
     ]
-
-
-def _ratio(one: float, other: float) -> float:
-    low, high = sorted((one, other))
-    return high / low if low > 0 else float("inf")
 
 
 def _told(value: object) -> str:

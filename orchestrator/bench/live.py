@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.bench.compare import LEADING
 from orchestrator.bench.export import told
+from orchestrator.bench.obstacles import LEADING
 from orchestrator.bench.progress import (
     BenchEvent,
     CellBegan,

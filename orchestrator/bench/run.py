@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from orchestrator.bench import texts
 from orchestrator.bench.capacity import Verdict, conclude, judge, next_streams
-from orchestrator.bench.compare import LEADING
 from orchestrator.bench.endpoint import OK, accept_length, completed, look
 from orchestrator.bench.figures import NOISY_SPREAD
+from orchestrator.bench.obstacles import LEADING
 from orchestrator.bench.options import Options
 from orchestrator.bench.progress import BenchEvent, Remarked
 from orchestrator.bench.record import (

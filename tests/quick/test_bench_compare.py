@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.bench.compare import Dimension, compare
+from orchestrator.bench.compare import compare
 from orchestrator.bench.export import comparison_markdown, csv_text, markdown
+from orchestrator.bench.obstacles import Dimension
 from orchestrator.bench.published import PACKAGED, read_published
 from orchestrator.bench.record import (
     Cache,
