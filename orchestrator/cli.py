@@ -17,7 +17,6 @@ from rich.console import Console
 
 from orchestrator import benchmark, verbs
 from orchestrator import doctor as diagnosis
-from orchestrator import verbs
 from orchestrator import monitor as watching
 from orchestrator import top as dashboard
 from orchestrator.bench.cli import Choices, bench_app

@@ -17,7 +17,9 @@ from orchestrator.errors import Exit, SparkyardError
 from orchestrator.load import default_cluster_path
 from orchestrator.view.first_contact import show_enroll, show_init
 
-ClusterOption = Annotated[Path | None, typer.Option("--cluster", help="Cluster file. Default: ./cluster.yaml.")]
+ClusterOption = Annotated[
+    Path | None, typer.Option("--cluster", help="Cluster file. Default: ./cluster.yaml.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -46,13 +48,19 @@ def add_first_contact(app: typer.Typer, fail: Fail) -> None:
             list[str] | None, typer.Argument(help="Nodes: NAME, ADDRESS or NAME=ADDRESS; head first.")
         ] = None,
         import_env: Annotated[
-            Path | None, typer.Option("--import-env", help="Take over the .env of the existing start.sh recipe.")
+            Path | None,
+            typer.Option("--import-env", help="Take over the .env of the existing start.sh recipe."),
         ] = None,
-        user: Annotated[str, typer.Option("--user", help="Account on the nodes; empty: the same as here.")] = "",
+        user: Annotated[
+            str, typer.Option("--user", help="Account on the nodes; empty: the same as here.")
+        ] = "",
         root: Annotated[
-            str | None, typer.Option("--root", help="sparkyard's folder on each node's NVMe. Default: ~/sparkyard.")
+            str | None,
+            typer.Option("--root", help="sparkyard's folder on each node's NVMe. Default: ~/sparkyard."),
         ] = None,
-        checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Checkpoint folder on the head.")] = None,
+        checkpoint: Annotated[
+            str | None, typer.Option("--checkpoint", help="Checkpoint folder on the head.")
+        ] = None,
         force: Annotated[bool, typer.Option("--force", help="Replace a cluster file that is there.")] = False,
         cluster: ClusterOption = None,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
@@ -76,8 +84,12 @@ def add_first_contact(app: typer.Typer, fail: Fail) -> None:
     @app.command()
     def enroll(
         cluster: ClusterOption = None,
-        nodes: Annotated[str | None, typer.Option("--nodes", help="Only these nodes, separated by commas.")] = None,
-        yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept host keys that were never seen.")] = False,
+        nodes: Annotated[
+            str | None, typer.Option("--nodes", help="Only these nodes, separated by commas.")
+        ] = None,
+        yes: Annotated[
+            bool, typer.Option("--yes", "-y", help="Accept host keys that were never seen.")
+        ] = False,
         as_json: JsonOption = False,
     ) -> None:
         """Bring sparkyard's own key to the nodes (password once), pin their host keys, write both to cluster.yaml."""

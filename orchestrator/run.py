@@ -25,7 +25,7 @@ from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.step import Blocked, Decision, Failure, PackDone, RankAt, Stage, Step, Wait
 from orchestrator.perform import perform
 from orchestrator.plan.holds import holds, timed_out
-from orchestrator.plan.predict import after_stage, decided
+from orchestrator.plan.predict import after_stage, missed
 from orchestrator.remote.node import Ask, Node, Reply, reply
 from orchestrator.words import action as action_words
 from orchestrator.words import condition as condition_words
@@ -313,19 +313,17 @@ def _report(world: World, wait: Wait, facts: ClusterFacts) -> None:
 
 
 def _hold_to_the_truth(world: World, predicted: ClusterFacts, observed: ClusterFacts) -> None:
-    missed = []
-    for name, here in observed.items():
-        if name not in predicted:
-            continue
-        told, seen = decided(predicted[name]), decided(here)
-        for key, value in told.items():
-            if seen[key] != value:
-                event = PredictionMissed(name, key, str(value)[:2000], str(seen[key])[:2000])
-                world.emit(event)
-                missed.append(event)
-    if missed and world.strict_conformance:
-        first = missed[0]
+    found = [
+        PredictionMissed(name, field, told[:2000], seen[:2000])
+        for name, here in observed.items()
+        if name in predicted
+        for field, told, seen in missed(predicted[name], here)
+    ]
+    for event in found:
+        world.emit(event)
+    if found and world.strict_conformance:
+        first = found[0]
         raise ConformanceError(
             f"{first.node}: {first.field} was predicted as {first.predicted}, observed {first.observed} "
-            f"({len(missed)} fields in all)"
+            f"({len(found)} fields in all)"
         )

@@ -231,6 +231,24 @@ def decided(here: NodeFacts) -> dict[str, Any]:
     }
 
 
+def missed(predicted: NodeFacts, observed: NodeFacts) -> list[tuple[str, str, str]]:
+    """Fields that did not come true: (name, predicted, observed).
+
+    A rank that ended by itself is not among them: that is a fault of the world, which `decide` reports by name.
+    """
+    told, seen = decided(predicted), decided(observed)
+    died = {
+        (rank.deployment, rank.generation, rank.rank)
+        for rank in predicted.ranks
+        if rank.alive
+        and (now := observed.rank(rank.deployment, rank.rank, rank.generation))
+        and not now.alive
+    }
+    for values in (told, seen):
+        values["ranks"] = [rank for rank in values["ranks"] if rank[:3] not in died]
+    return [(key, str(value), str(seen[key])) for key, value in told.items() if seen[key] != value]
+
+
 def reached(found: RankFacts, until: RankAt) -> bool:
     """True when a rank is at the phase or later, and alive."""
     return found.alive and PHASES.index(found.phase) >= PHASES.index(until.phase)

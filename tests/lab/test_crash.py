@@ -152,7 +152,9 @@ def agents(lab: StandinLab, node: str) -> list[int]:
     found = []
     for pid in lab.processes():
         words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        is_agent = any(word.startswith(str(lab.place.node(node))) and word.endswith(".pyz") for word in words[:4])
+        is_agent = any(
+            word.startswith(str(lab.place.node(node))) and word.endswith(".pyz") for word in words[:4]
+        )
         if is_agent and not {"run-job", "run-rank"} & set(words):
             found.append(pid)
     return found

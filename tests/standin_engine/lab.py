@@ -41,15 +41,10 @@ QUICK = {
 
 def quick_profile() -> Profile:
     """The lab's profile without what only the real engine needs, with short deadlines and no memory bounds."""
-    base = lab_profile()
-    return base.model_copy(
-        update={
-            "deadlines": base.deadlines.model_copy(update=QUICK),
-            "memory": base.memory.model_copy(
-                update={"gate_bytes": 0, "floor_below_start_bytes": 1 << 40, "back_tolerance_bytes": 1 << 40}
-            ),
-        }
-    )
+    data = lab_profile().model_dump(mode="json", by_alias=True)
+    data["deadlines"] |= QUICK
+    data["memory"] |= {"gate_bytes": 0, "floor_below_start_bytes": 1 << 40, "back_tolerance_bytes": 1 << 40}
+    return Profile.model_validate(data)
 
 
 def engine_python(folder: Path) -> Path:
