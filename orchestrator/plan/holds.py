@@ -29,13 +29,16 @@ def holds(wait: Wait, facts: ClusterFacts) -> bool | tuple[Failure, ...]:
 
 
 def _packed(here: NodeFacts, store: str) -> bool | tuple[Failure, ...]:
+    """The store is complete a moment before its job has ended; both are waited for."""
+    job = next((found for found in here.jobs if found.id == f"pack-{store[:16]}"), None)
+    if job is not None and job.state == "running":
+        return False
     if any(found.store == store and found.complete for found in here.stores):
         return True
-    for job in here.jobs:
-        if job.id == f"pack-{store[:16]}" and job.state in {"failed", "lost"}:
-            text = f"the pack job ended: {job.error}"
-            return (Failure(here.node, "failed", text, "run pack again: it resumes", job.log_tail),)
-    return False
+    if job is None:
+        return False
+    text = f"the pack job ended: {job.error or job.state}"
+    return (Failure(here.node, "failed", text, "run pack again: it resumes", job.log_tail),)
 
 
 def _rank_at(facts: ClusterFacts, here: NodeFacts, until: RankAt) -> bool | tuple[Failure, ...]:
