@@ -15,11 +15,10 @@ import torch
 from sparkyard_engine.engram.hashing import SCALE_BYTES, WEIGHT_BYTES
 
 VALUES_PER_SCALE: Final = WEIGHT_BYTES // SCALE_BYTES
-# Rows of one program. Many: a thread then moves 16 bytes at a time and the kernel is bound by memory; few: a decode-
-# sized
-# batch still fills the multiprocessors. Both measured on an H200 (docs/engram-store.md).
-LARGE_ROWS, LARGE_WARPS = 16, 4
-SMALL_ROWS, SMALL_WARPS = 2, 1
+# Rows and warps of one program. Few rows: a decode-sized batch still fills the multiprocessors; more: each thread moves
+# 16 bytes at a time. Chosen from all of 1 … 32 rows × 1 … 8 warps on an H200 (docs/engram-store.md).
+LARGE_ROWS, LARGE_WARPS = 8, 4
+SMALL_ROWS, SMALL_WARPS = 2, 4
 SMALL_BATCH: Final = 4096
 
 
@@ -66,22 +65,23 @@ def _kernel() -> Any:
         place = tl.load(index + row, mask=inside, other=-1)
         owned = place >= 0
         place = tl.where(owned, place, 0).to(tl.int64)
-        column = tl.arange(0, WIDTH)
+        # One scale for 32 values: loaded once and spread, not once a value.
+        group = tl.arange(0, SCALES)
         mask = owned[:, None]
-        raw = tl.load(weight + place[:, None] * WIDTH + column[None, :], mask=mask, other=0)
-        values = raw.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-        group = column // (WIDTH // SCALES)
         exponent = tl.load(scale + place[:, None] * SCALES + group[None, :], mask=mask, other=127).to(
             tl.int32
         )
         factor = (exponent << 23).to(tl.float32, bitcast=True)
         factor = tl.where(exponent == 0, 2.0**-127, factor)
         factor = tl.where(exponent == 255, float("nan"), factor)
-        result = (values * factor).to(tl.bfloat16)
+        column = group[None, :, None] * (WIDTH // SCALES) + tl.arange(0, WIDTH // SCALES)[None, None, :]
+        raw = tl.load(weight + (place * WIDTH)[:, None, None] + column, mask=mask[:, :, None], other=0)
+        values = raw.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        result = (values * factor[:, :, None]).to(tl.bfloat16)
         if POSITIVE_ZERO:  # after the rounding, which makes zeros of its own
             result = tl.where(result == 0, tl.zeros_like(result), result)
-        target = out + row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        tl.store(target, result, mask=inside[:, None])
+        target = out + (row.to(tl.int64) * WIDTH)[:, None, None] + column
+        tl.store(target, result, mask=inside[:, None, None])
 
     return gather
 
