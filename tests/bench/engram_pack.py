@@ -77,7 +77,7 @@ def pack(checkpoint: Checkpoint, output: Path) -> tuple[float, float, int]:
     command += ["--revision", "bench", "--tp", "1", "--rank", "0", "--output", str(output)]
     started = time.perf_counter()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(["/usr/bin/env", *command], check=True)
+    subprocess.run(command, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     took = time.perf_counter() - started
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
