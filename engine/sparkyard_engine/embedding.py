@@ -77,6 +77,9 @@ def disk_embedding(stock: type, tables: Tables) -> type:
     from sglang.srt.runtime_context import get_parallel
     from torch import nn
 
+    from sparkyard_engine.engram.torch_side.embedding import DiskEmbedding
+    from sparkyard_engine.engram.torch_side.staging import Staging
+
     class DiskEngramEmbedding(stock):  # type: ignore[misc]
         """One layer's rows on this node's drive, the owned ones; the all-reduce adds the other ranks'."""
 
@@ -96,6 +99,8 @@ def disk_embedding(stock: type, tables: Tables) -> type:
             self.peer = None
             self.staged_by_scheduler = False
             self._sort_host_reads = False
+            self.columns = len(column_bounds) - 1
+            self.on_device: DiskEmbedding | None = None
             self.reader = tables.open(layer_id)
             if self.reader.header.table_rows != num_embeddings:
                 raise RefusedError(
@@ -112,11 +117,24 @@ def disk_embedding(stock: type, tables: Tables) -> type:
                 )
             if indices.shape[0] == 0:
                 return self.new_rows(indices)
+            if indices.is_cuda:
+                return self.rows_on_device(indices)
             try:
                 rows = read(self.reader, indices)
             finally:
                 tables.count(self.layer_id)
             return tensor_model_parallel_all_reduce(rows) if self.tp_size > 1 else rows
+
+        def rows_on_device(self, indices: Any) -> Any:
+            """As `forward`, through pinned memory and a host function, so that CUDA graphs stay whole. A row that
+            cannot be proven ends the process with one JSON line in the engine's log."""
+            if self.on_device is None:
+                reduce = tensor_model_parallel_all_reduce if self.tp_size > 1 else None
+                staging = Staging(self.reader, indices.device)
+                self.on_device = DiskEmbedding(self.reader, self.columns, staging=staging, reduce=reduce)
+            rows = self.on_device.rows(indices)
+            tables.count(self.layer_id)
+            return rows
 
         def finish_load(self, label: str) -> None:
             """Nothing was loaded."""

@@ -170,6 +170,17 @@ def test_a_replayed_graph_reads_the_rows_of_its_new_ids(tables, tokens, aside) -
             assert same_bits(out, table(ids))
 
 
+def test_a_prefetch_of_other_ids_is_not_taken(tables) -> None:
+    base, made = tables
+    table = in_memory(made)
+    with Reader(base / "tp1-0", 1) as reader:
+        ours = DiskEmbedding(reader, 24, staging=Staging(reader, DEVICE))
+        one, other = some_ids(7, 1), some_ids(7, 2)
+        ours.prefetch(one)
+        assert same_bits(ours.rows(other), table(other))
+        torch.cuda.synchronize()
+
+
 def test_a_capture_without_a_warm_buffer_raises(tables) -> None:
     base, _ = tables
     with Reader(base / "tp1-0", 1) as reader:

@@ -23,6 +23,7 @@ from sparkyard_engine.engram.ownership import Ownership
 from sparkyard_engine.engram.reader import Backend, Reader, open_layer_file
 from sparkyard_engine.engram.source import open_checkpoint
 from tests.engram_checkpoint import write_checkpoint, write_sparse_checkpoint
+from tests.engram_kill import kill_and_resume
 
 VOCAB = 61
 BACKENDS = (
@@ -318,6 +319,68 @@ def test_resume_keeps_sound_extents_and_ends_with_the_same_bytes(made, store) ->
     assert run_pack(checkpoint, store) == 0
     for name in ("manifest.json", "layer-1.rows", "layer-14.rows"):
         assert (store / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_killed_pack_goes_on_and_ends_with_the_same_bytes(made, tmp_path) -> None:
+    assert kill_and_resume(made[0], tmp_path, 12, seed=1) >= 3
+
+
+DENY_IO_URING = """
+import ctypes, struct, sys
+LOAD_NUMBER, JUMP_GE, JUMP_GT, RETURN = 0x20, 0x35, 0x25, 0x06
+SETUP, REGISTER, EPERM, ALLOW = 425, 427, 0x00050001, 0x7FFF0000
+lines = ((LOAD_NUMBER, 0, 0, 0), (JUMP_GE, 0, 2, SETUP), (JUMP_GT, 1, 0, REGISTER))
+lines += ((RETURN, 0, 0, EPERM), (RETURN, 0, 0, ALLOW))
+program = b"".join(struct.pack("HBBI", *line) for line in lines)
+code = ctypes.create_string_buffer(program)
+filter = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, filter, 0, 0) == 0, ctypes.get_errno()
+import numpy as np
+from sparkyard_engine.engram.errors import ConfigError
+from sparkyard_engine.engram.reader import Reader
+reader = Reader(sys.argv[1], 1)
+ids = np.arange(*reader.slice.ranges[0])
+weight, scale = np.empty((len(ids), 256), np.uint8), np.empty((len(ids), 8), np.uint8)
+reader.read_rows(ids, weight, scale)
+try:
+    Reader(sys.argv[1], 1, backend="io_uring")
+except ConfigError as refused:
+    print(refused)
+print(reader.backend, "|", reader.backend_note, "|", int(weight.sum()))
+"""
+
+
+@pytest.mark.skipif(native.library() is None, reason="needs the native reader")
+def test_under_a_profile_that_denies_io_uring_the_pool_reads(made) -> None:
+    _, store, tables = made
+    engine = Path(pack.__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", DENY_IO_URING, str(store)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=engine,
+    )
+    refused, used = run.stdout.splitlines()
+    assert refused == "backend io_uring is not available here: io_uring: Operation not permitted"
+    with Reader(store, 1) as reader:
+        start, end = reader.slice.ranges[0]
+    assert used == f"pool | pool; io_uring: Operation not permitted | {int(tables[1][0][start:end].sum())}"
+
+
+def test_without_a_compiler_the_twin_reads_and_says_why(made, tmp_path) -> None:
+    script = "import sys; from sparkyard_engine.engram.reader import Reader; print(Reader(sys.argv[1], 1).backend_note)"
+    environment = {"PATH": str(tmp_path), "SPARKYARD_NATIVE_CACHE": str(tmp_path), "HOME": str(tmp_path)}
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(made[1])],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environment,
+        cwd=Path(pack.__file__).parents[2],
+    )
+    assert run.stdout.startswith("python; native: no C++ compiler (c++, g++, clang++)")
 
 
 def test_verify_finds_a_sound_row_that_is_not_the_source(made, tmp_path, capsys) -> None:

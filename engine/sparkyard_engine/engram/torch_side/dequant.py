@@ -19,7 +19,7 @@ VALUES_PER_SCALE: Final = WEIGHT_BYTES // SCALE_BYTES
 # 16 bytes at a time. Chosen from all of 1 … 32 rows × 1 … 8 warps on an H200 (docs/engram-store.md).
 LARGE_ROWS, LARGE_WARPS = 8, 4
 SMALL_ROWS, SMALL_WARPS = 2, 4
-SMALL_BATCH: Final = 4096
+SMALL_BATCH: Final = 2048
 
 
 def dequantise_reference(

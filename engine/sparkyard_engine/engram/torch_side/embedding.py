@@ -56,7 +56,7 @@ class DiskEmbedding:
         self.reader, self.staging, self.combine = reader, staging, combine
         self.columns, self.tp = columns, identity.tp
         self._reduce, self._gather = reduce, gather
-        self._ticket: Ticket | None = None
+        self._pending: tuple[torch.Tensor, Ticket] | None = None
         own = columns_of(identity.ownership, columns, identity.tp, identity.rank)
         self._own: Sequence[int] | None = own
         if combine is Combine.COLUMNS:
@@ -80,22 +80,36 @@ class DiskEmbedding:
         return indices[..., self._own[0] : self._own[-1] + 1 : step].contiguous()
 
     def prefetch(self, indices: torch.Tensor) -> None:
-        """Starts a lookup on a side stream; the next `rows` of the same ids joins it. CUDA only, elsewhere nothing."""
+        """Starts a lookup on a side stream; `rows` of the same tensor joins it. CUDA only, elsewhere nothing.
+
+        The ids must not be changed in between, and every prefetch must be joined before a capture ends.
+        """
         if self.staging is not None and indices.numel():
-            self._ticket = self.staging.start(self._own_ids(indices), aside=True)
+            self._pending = (indices, self.staging.start(self._own_ids(indices), aside=True))
+
+    def _pending_ticket(self, indices: torch.Tensor) -> Ticket | None:
+        """The prefetch of exactly these ids. The pending tensor is kept alive, so no other can have its address."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        ids, ticket = pending
+        same = (ids.data_ptr(), ids.shape, ids.stride()) == (
+            indices.data_ptr(),
+            indices.shape,
+            indices.stride(),
+        )
+        return ticket if same else None
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """int64[T, columns] → bf16[T, columns, 256]; collective when tp > 1."""
         if indices.numel() == 0:
-            self._ticket = None
+            self._pending = None
             return torch.empty((*indices.shape, WEIGHT_BYTES), dtype=torch.bfloat16, device=indices.device)
         ids = self._own_ids(indices)
         if self.staging is None:
             mine = self._rows_on_cpu(ids)
         else:
-            ticket, self._ticket = self._ticket, None
-            if ticket is None or ticket.count != ids.numel():
-                ticket = self.staging.start(ids)
+            ticket = self._pending_ticket(indices) or self.staging.start(ids)
             mine = torch.empty((*ids.shape, WEIGHT_BYTES), dtype=torch.bfloat16, device=ids.device)
             # A sum over ranks turns −0 into +0 by itself; gathered columns have to do it here.
             flat = mine.view(-1, WEIGHT_BYTES)
