@@ -19,6 +19,8 @@ CONTEXT_TOKENS = 200_000
 
 
 def shared_prefix(one: str, other: str) -> int:
+    if one.startswith(other):
+        return len(other)
     pairs = zip(one, other, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 

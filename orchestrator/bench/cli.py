@@ -90,7 +90,7 @@ def measure(
         write_report((record,), report)
     if record.interrupted:
         return Exit.INTERRUPTED
-    return Exit.FAILED if any(row.errors for row in record.rows) else Exit.FINE
+    return Exit.FAILED if record.failure or any(row.errors for row in record.rows) else Exit.FINE
 
 
 def write_report(records: tuple[Record, ...], folder: Path) -> None:

@@ -100,8 +100,8 @@ def flags(entry: Entry) -> tuple[str, ...]:
         found.append(f"{row.errors} of {row.requests} requests failed")
     if row.client_cpu_share is not None and row.client_cpu_share > CLIENT_SHARE:
         found.append(f"the load client used {row.client_cpu_share:.0%} of a core: it may be the limit")
-    if record.interrupted:
-        found.append("the run was interrupted")
+    if record.interrupted or record.failure:
+        found.append("the run ended early")
     if row.cache is Cache.UNSTATED:
         found.append("cold or warm prefix cache is not stated")
     if row.prompt_tokens is None:

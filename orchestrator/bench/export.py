@@ -182,6 +182,8 @@ def markdown(record: Record) -> str:
     ]
     if record.interrupted:
         lines += ["", "**The run was interrupted; this is what was measured until then.**"]
+    if record.failure:
+        lines += ["", f"**The run ended early: {record.failure}**"]
     lines += ["", *_table(("what", "value"), _facts(record))]
     for measure in Measure:
         rows = [row for row in record.rows if row.measure is measure]

@@ -266,6 +266,9 @@ class Record(Frozen):
     started_unix_s: float = 0.0
     ended_unix_s: float = 0.0
     interrupted: bool = False
+    """A person ended the run early; what was measured until then is here."""
+    failure: str = ""
+    """What ended the run early otherwise; what was measured until then is here."""
     method: Method
     provenance: Provenance
     rows: tuple[Row, ...] = ()

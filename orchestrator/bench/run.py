@@ -30,6 +30,7 @@ from orchestrator.bench.record import (
 from orchestrator.bench.scenarios import Scenarios
 from orchestrator.bench.source import LoadFailed, LoadSource, local
 from orchestrator.bench.steps import Page, step_view
+from orchestrator.errors import SparkyardError
 
 Emit = Callable[[BenchEvent], None]
 Watch = Callable[[], Awaitable[tuple[NodeSample, ...]]]
@@ -49,6 +50,11 @@ class _Run:
     def keep(self, row: Row | None) -> None:
         if row is not None:
             self.rows.append(row)
+
+    def keep_open_cell(self) -> None:
+        """The rounds of a row that was being measured when the run ended."""
+        if self.scenarios.open_cell is not None:
+            self.keep(self.scenarios.open_cell.row())
 
     async def everything(self, context_limit_tokens: int | None) -> None:
         options, scenarios = self.options, self.scenarios
@@ -95,14 +101,14 @@ class _Run:
                 Remarked(f"no step view: the metrics cannot be read ({type(problem).__name__}: {problem})")
             )
 
-    def capacity(self, *, interrupted: bool) -> Capacity | None:
+    def capacity(self, *, unfinished: bool) -> Capacity | None:
         slo = self.options.slo
         if slo is None or not self.verdicts:
             return None
         limit = self.options.capacity_streams
-        unfinished = interrupted and next_streams(_holds(self.verdicts), limit) is not None
+        open_ended = unfinished and next_streams(_holds(self.verdicts), limit) is not None
         return conclude(
-            self.verdicts, slo=slo, kind=self.options.kinds[0], limit=limit, interrupted=unfinished
+            self.verdicts, slo=slo, kind=self.options.kinds[0], limit=limit, interrupted=open_ended
         )
 
     def steps(self) -> Steps | None:
@@ -179,7 +185,8 @@ async def run_bench(
 
     Raises:
         Undetermined: nothing answers.
-        SparkyardError: the endpoint refuses a first request, or the load generator fails.
+        SparkyardError: the endpoint refuses a first request, or the load generator fails, before any row is
+            measured; later the record says it in `failure`.
     """
     base_url = base_url.rstrip("/")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -198,7 +205,7 @@ async def run_bench(
 
         scenarios = Scenarios(load, base_url, endpoint.model, options, limit, emit, headers)
         run = _Run(options, scenarios, emit, scrape or own_page)
-        interrupted = False
+        interrupted, failure = False, ""
         nodes = await stack.enter_async_context(_watching(watch, options.sample_interval_s, emit))
         try:
             await run.everything(limit)
@@ -211,9 +218,14 @@ async def run_bench(
             interrupted = True
             if (task := asyncio.current_task()) is not None:
                 task.uncancel()
-            if scenarios.open_cell is not None:
-                run.keep(scenarios.open_cell.row())
+            run.keep_open_cell()
             emit(Remarked("interrupted: what was measured so far is kept"))
+        except SparkyardError as problem:
+            run.keep_open_cell()
+            if not run.rows:
+                raise
+            failure = str(problem)
+            emit(Remarked(f"{failure}; what was measured so far is kept"))
     ended = time.time()
     rows = tuple(run.rows)
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began))
@@ -224,6 +236,7 @@ async def run_bench(
         started_unix_s=began,
         ended_unix_s=ended,
         interrupted=interrupted,
+        failure=failure,
         method=Method(
             load_from=load.place,
             endpoint=options.endpoint,
@@ -236,7 +249,7 @@ async def run_bench(
         ),
         provenance=known,
         rows=rows,
-        capacity=run.capacity(interrupted=interrupted),
+        capacity=run.capacity(unfinished=interrupted or bool(failure)),
         steps=run.steps(),
         nodes=during(tuple(nodes)),
         noisy=noisy_rows(rows),

@@ -51,7 +51,7 @@ def test_a_node_measures_like_the_controller_and_can_be_stopped(tmp_path: Path) 
             await node.close()
 
     rate, models, ticks = asyncio.run(measure())
-    assert rate == pytest.approx(400, rel=0.03)
+    assert rate == pytest.approx(400, rel=0.1)
     assert '"stand-in"' in models
     assert ticks
     assert ticks[-1] > 100
