@@ -180,6 +180,8 @@ def stores(home: Home) -> list[dict[str, Any]]:
                 total = sum(files.values())
             except (OSError, KeyError, TypeError, ValueError):
                 complete = False
+        if not complete:  # what an unfinished run has taken of the disk
+            total = sum(entry.stat().st_blocks * 512 for entry in os.scandir(folder) if entry.is_file())
         found.append(
             {
                 "store": name,
