@@ -13,7 +13,8 @@ from orchestrator.checks.addresses import End, by_network
 from orchestrator.checks.bandwidth import BOTH
 from orchestrator.checks.check import Node as SeenNode
 from orchestrator.checks.check import Yard
-from orchestrator.model.hardware import Fact, Hardware, Peer
+from orchestrator.model.fabric import Peer
+from orchestrator.model.hardware import Fact, Hardware
 from orchestrator.model.step import Failure
 from orchestrator.remote.node import Ask, Node, Progressed, Reply, reply
 

@@ -21,7 +21,8 @@ from orchestrator.checks import (
 from orchestrator.checks.causes import FAULTS, rank
 from orchestrator.checks.check import PROBE_MAX_AGE_S, Check, Hit, Node, Yard, value
 from orchestrator.model.finding import Finding, Severity, Why
-from orchestrator.model.hardware import Fact, FactError, Probes
+from orchestrator.model.hardware import Fact, FactError
+from orchestrator.model.probes import Probes
 
 CHECKS: tuple[Check, ...] = (
     *ports.CHECKS,

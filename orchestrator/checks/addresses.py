@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from orchestrator.checks.check import FORUM, Check, E, Hit, Node, W, Yard, value
+from orchestrator.model.fabric import Function
 from orchestrator.model.finding import Confidence
-from orchestrator.model.hardware import Function
 
 JUMBO_MTU = 9000
 USUAL_MTU = 1500

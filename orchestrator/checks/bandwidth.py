@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from orchestrator.checks.check import AC_DRAIN, FORUM, PROBE_MAX_AGE_S, Check, E, Hit, Node, W, Yard, value
 from orchestrator.model.finding import Confidence
-from orchestrator.model.hardware import RdmaProbe
+from orchestrator.model.probes import RdmaProbe
 
 TWIN_GBPS = 85.0  # NVIDIA measures 92.6 to 97.3 on one twin, others 107 to 112; proposal of the catalogue
 DEGRADED_GBPS = 25.0  # 8 to 25 is the signature of a card that came up wrongly

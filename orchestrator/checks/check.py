@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+from orchestrator.model.fabric import Function, Links
 from orchestrator.model.finding import Confidence, Severity
-from orchestrator.model.hardware import Fact, Facts, Function, Hardware, Links
+from orchestrator.model.hardware import Fact, Facts, Hardware
 
 Value = TypeVar("Value")
 Topology = Literal["triangle", "switch", "ring", "single-host"]

@@ -21,7 +21,8 @@ from orchestrator.checks.check import (
     version,
 )
 from orchestrator.model.finding import Confidence
-from orchestrator.model.hardware import BurnSample, GemvProbe, GpuDevice
+from orchestrator.model.hardware import GpuDevice
+from orchestrator.model.probes import BurnSample, GemvProbe
 
 LATCH_MHZ = 1400.0  # hoesing/spark-gpu-throttle-check, sparkview, nvcheckup; healthy is 2100 to 2525
 LATCH_W = 40.0

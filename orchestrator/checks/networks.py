@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from orchestrator.checks.check import FORUM, Check, E, Hit, N, Node, W, Yard, links_of, value
+from orchestrator.model.containers import Container
 from orchestrator.model.finding import Confidence
-from orchestrator.model.hardware import Container
 
 FUNCTIONS = 4
 MEMLOCK_BYTES = (

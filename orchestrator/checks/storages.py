@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from orchestrator.checks.addresses import ends_of
 from orchestrator.checks.check import FORUM, PROBE_MAX_AGE_S, Check, E, Hit, N, Node, W, Yard, gib, value
 from orchestrator.model.finding import Confidence
-from orchestrator.model.hardware import Mount, NvmeProbe
+from orchestrator.model.hardware import Mount
+from orchestrator.model.probes import NvmeProbe
 
 LOW_SHARE, NO_SHARE = 0.15, 0.05
 USB_MBPS = 5000.0

@@ -6,15 +6,26 @@ where it came from, and why it is missing when it is.
 
 from __future__ import annotations
 
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
+from orchestrator.model.bounded import Count, Short, Text
+from orchestrator.model.containers import Docker
+from orchestrator.model.fabric import (
+    Forwarding,
+    Links,
+    Nccl,
+    Negotiation,
+    NetplanContent,
+    NetplanFile,
+    Network,
+    Peer,
+    Plug,
+)
 from orchestrator.model.frozen import Frozen
+from orchestrator.model.probes import Probes
 
-Text = Annotated[str, StringConstraints(max_length=4096)]
-Short = Annotated[str, StringConstraints(max_length=400)]
-Count = Annotated[int, Field(ge=0, lt=2**63)]
 Value = TypeVar("Value")
 
 GIB = 1024**3
@@ -205,146 +216,6 @@ class CpuPolicy(Frozen):
     governor: Short | None = None
 
 
-class Gid(Frozen):
-    """A row of a RoCE device's address table."""
-
-    index: Count
-    gid: Short
-    type: Short
-    netdev: Short | None = None
-
-    @property
-    def routable_v2(self) -> bool:
-        """A RoCE v2 row that carries an IPv4 address: what NCCL needs."""
-        return self.type == "RoCE v2" and ":ffff:" in self.gid and self.gid.startswith("0000:0000:0000:0000")
-
-
-class Function(Frozen):
-    """One PCI function of the ConnectX-7 with its network and its RoCE device."""
-
-    pci: Short
-    virtual: bool = False
-    driver: Short | None = None
-    pcie_gts: float | None = None
-    pcie_width: Count | None = None
-    pcie_max_gts: float | None = None
-    pcie_max_width: Count | None = None
-    netdev: Short | None = None
-    cage: Short | None = None
-    switch_id: Short | None = None
-    operstate: Short | None = None
-    carrier: bool | None = None
-    carrier_changes: Count | None = None
-    speed_mbps: Count | None = None
-    mtu: Count | None = None
-    mac: Short | None = None
-    master: Short | None = None
-    addresses: tuple[Short, ...] = Field(default=(), max_length=50)
-    rdma: Short | None = None
-    firmware: Short | None = None
-    state: Short | None = None
-    physical_state: Short | None = None
-    rate_gbps: float | None = None
-    link_layer: Short | None = None
-    active_mtu: Count | None = None
-    gids: tuple[Gid, ...] = Field(default=(), max_length=64)
-    counters: dict[Short, int] = Field(default_factory=dict, max_length=50)
-    deltas: dict[Short, int] = Field(default_factory=dict, max_length=50)
-
-    @property
-    def domain(self) -> str:
-        """PCI domain: which of the two x4 links of the card."""
-        return self.pci.partition(":")[0]
-
-    @property
-    def up(self) -> bool:
-        """The link carries data."""
-        return self.state == "ACTIVE" or (self.state is None and self.carrier is True)
-
-    @property
-    def ipv4(self) -> tuple[str, ...]:
-        """IPv4 addresses with their prefix."""
-        return tuple(address for address in self.addresses if ":" not in address)
-
-
-class Links(Frozen):
-    """The ConnectX-7 of a node."""
-
-    functions: tuple[Function, ...] = Field(default=(), max_length=64)
-    hotplug: bool | None = None
-    hotplug_file: bool = False
-    verbs: Count = 0
-    rdma_cm: bool = False
-
-
-class Interface(Frozen):
-    """A network interface."""
-
-    name: Short
-    mtu: Count | None = None
-    state: Short | None = None
-    addresses: tuple[Short, ...] = Field(default=(), max_length=50)
-    driver: Short | None = None
-    wireless: bool = False
-
-
-class Route(Frozen):
-    """An IPv4 route."""
-
-    to: Short
-    device: Short | None = None
-    gateway: Short | None = None
-    metric: Count | None = None
-
-
-class Neighbour(Frozen):
-    """A row of the neighbour table."""
-
-    address: Short
-    device: Short | None = None
-    mac: Short | None = None
-    state: Short = ""
-
-
-class Network(Frozen):
-    """Interfaces, routes, neighbours."""
-
-    interfaces: tuple[Interface, ...] = Field(default=(), max_length=500)
-    routes: tuple[Route, ...] = Field(default=(), max_length=500)
-    neighbours: tuple[Neighbour, ...] = Field(default=(), max_length=500)
-    bonds: dict[Short, tuple[Short, ...]] = Field(default_factory=dict, max_length=50)
-    unanswered: tuple[Short, ...] = Field(default=(), max_length=50)
-    ip_forward: bool = False
-
-
-class Forwarding(Frozen):
-    """Packet filter of forwarded traffic."""
-
-    policy: Short | None = None
-    docker_user: tuple[Short, ...] = Field(default=(), max_length=400)
-
-
-class NetplanFile(Frozen):
-    """A netplan file and its permission bits."""
-
-    path: Short
-    mode: Count | None = None
-
-
-class NetplanContent(Frozen):
-    """A netplan file and the link interfaces that it names."""
-
-    path: Short
-    interfaces: tuple[Short, ...] = Field(default=(), max_length=100)
-
-
-class Nccl(Frozen):
-    """NCCL's configuration file (None: there is none) and system-wide variables."""
-
-    config: dict[Short, Short] | None = Field(default=None, max_length=200)
-    environment: dict[Short, Short] = Field(default_factory=dict, max_length=200)
-
-
 class Mount(Frozen):
     """A local file system."""
 
@@ -420,50 +291,6 @@ class Nfs(Frozen):
     exports: tuple[NfsExport, ...] = Field(default=(), max_length=100)
 
 
-class Container(Frozen):
-    """A container, running or not."""
-
-    id: Short
-    name: Short = ""
-    image: Short = ""
-    state: Short = ""
-    exit_code: int | None = None
-    restarts: Count = 0
-    gpu: bool = False
-    privileged: bool = False
-    memlock: int | None = None
-    """Hard limit in bytes; -1 is unlimited, None is Docker's default."""
-    devices: tuple[Short, ...] = Field(default=(), max_length=50)
-    environment: dict[Short, Short] = Field(default_factory=dict, max_length=200)
-    labels: dict[Short, Short] = Field(default_factory=dict, max_length=200)
-
-
-class Image(Frozen):
-    """A container image."""
-
-    id: Short
-    tags: tuple[Short, ...] = Field(default=(), max_length=10)
-    architecture: Short = ""
-    bytes: Count = 0
-
-
-class Docker(Frozen):
-    """The Docker daemon."""
-
-    reachable: bool
-    error: Short | None = None
-    version: Short = ""
-    storage: Short = ""
-    store: Short = ""
-    root: Short = ""
-    runtimes: tuple[Short, ...] = Field(default=(), max_length=20)
-    cgroup_version: Short = ""
-    warnings: tuple[Short, ...] = Field(default=(), max_length=20)
-    cdi: tuple[Short, ...] = Field(default=(), max_length=50)
-    containers: tuple[Container, ...] = Field(default=(), max_length=100)
-    images: tuple[Image, ...] = Field(default=(), max_length=100)
-
-
 class Listener(Frozen):
     """A TCP port that somebody listens on."""
 
@@ -495,103 +322,6 @@ class Services(Frozen):
 
     avahi_name: Short | None = None
     dhcp_failures: tuple[Short, ...] = Field(default=(), max_length=300)
-
-
-class Plug(Frozen):
-    """What the EEPROM of a cable's plug says."""
-
-    part: Short | None = None
-    serial: Short | None = None
-    vendor: Short | None = None
-    identifier: Short | None = None
-
-
-class Negotiation(Frozen):
-    """What ethtool says of a link."""
-
-    speed: Short | None = None
-    detected: Short | None = None
-
-
-class BurnSample(Frozen):
-    """The GPU at one moment of a compute burn."""
-
-    at_s: float
-    sm_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    utilization_percent: float | None = None
-    reasons: Count | None = None
-
-
-class BurnProbe(Frozen):
-    """A compute-bound load on the GPU."""
-
-    unix_s: float
-    seconds: float
-    tflops: float | None = None
-    samples: tuple[BurnSample, ...] = Field(default=(), max_length=1000)
-
-
-class GemvProbe(Frozen):
-    """Small matrix-vector products, one bandwidth for each second."""
-
-    unix_s: float
-    gigabytes_per_s: tuple[float, ...] = Field(default=(), max_length=1000)
-    copy_gigabytes_per_s: float | None = None
-
-
-class RdmaProbe(Frozen):
-    """`ib_write_bw` from this node. `netdev` is `both` when the twins ran together."""
-
-    unix_s: float
-    netdev: Short
-    peer: Short
-    gbps: float
-
-
-class NvmeProbe(Frozen):
-    """Random direct reads of 4 KiB."""
-
-    unix_s: float
-    path: Text
-    qd1_iops: float
-    qd1_p99_us: float
-    qd64_iops: float
-    sequential_gigabytes_per_s: float | None = None
-    mismatches: Count | None = None
-    """Blocks that read differently through the page cache and around it."""
-
-
-class AllReduceProbe(Frozen):
-    """A real NCCL all-reduce."""
-
-    unix_s: float
-    ok: bool
-    gigabytes_per_s: float | None = None
-    transport: Short | None = None
-    text: Text = ""
-
-
-class Probes(Frozen):
-    """Results of earlier load probes; None: not run."""
-
-    burn: BurnProbe | None = None
-    gemv: GemvProbe | None = None
-    nvme: NvmeProbe | None = None
-    rdma: tuple[RdmaProbe, ...] = Field(default=(), max_length=500)
-    allreduce: AllReduceProbe | None = None
-    missing: dict[Short, Short] = Field(default_factory=dict, max_length=50)
-    """Probe → why it could not run here."""
-
-
-class Peer(Frozen):
-    """Whether an address answers through an interface; None: it could not be asked."""
-
-    device: Short
-    address: Short
-    answers: bool | None = None
-    answers_jumbo: bool | None = None
 
 
 class Facts(Frozen):

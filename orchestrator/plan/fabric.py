@@ -6,8 +6,9 @@ import ipaddress
 from dataclasses import dataclass
 
 from orchestrator.model.cluster import Cluster
+from orchestrator.model.fabric import Function
 from orchestrator.model.facts import ClusterFacts
-from orchestrator.model.hardware import Function, Hardware
+from orchestrator.model.hardware import Hardware
 
 
 @dataclass(frozen=True, slots=True)

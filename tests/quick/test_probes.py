@@ -11,7 +11,7 @@ import pytest
 
 from node_agent.facts import Live
 from node_agent.probes import gpu, kernels, nvme
-from orchestrator.model.hardware import BurnProbe, GemvProbe, NvmeProbe
+from orchestrator.model.probes import BurnProbe, GemvProbe, NvmeProbe
 
 HAS_GPU = shutil.which("nvidia-smi") is not None
 PTXAS = shutil.which("ptxas")
