@@ -1,0 +1,205 @@
+"""Faults on the lab with real SGLang: panels, alerts and gaps in a real Prometheus, and `top` in a real terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+from orchestrator.errors import Exit
+from orchestrator.lab import cycle, nodes
+from orchestrator.lab.place import Place
+from orchestrator.load import load_cluster, load_profile
+from orchestrator.model.event import Event
+from orchestrator.verbs import Session, converging
+from tests import alerting
+from tests.alerting import Scene, scene
+from tests.prometheus import needs_prometheus, panels
+
+pytestmark = needs_prometheus
+HOG_LEAVES_BYTES = 640 << 20
+"""Above the guard's floor: under the alert's 1 GiB, and far enough from a kill."""
+HOG_MAX_BYTES = 12 << 30
+NO_GANG_WATCH = {"Canary"}
+"""Panels of what only the watch over the gang says."""
+SIZES = ((80, 24), (120, 40), (200, 60))
+
+
+class Lab:
+    """The lab's nodes and real ranks, on ports of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.place = Place(folder)
+        self.profile = alerting.with_ports_of_its_own(load_profile("lab"))
+        self.events: list[Event] = []
+        self.file = folder / "profile.yaml"
+
+    def do(self, verb: str) -> None:
+        session = Session(self.profile, load_cluster(self.place.cluster_file), self.events.append)
+        answer = asyncio.run(converging(session, verb))
+        assert answer.exit_code == Exit.FINE, answer.data
+
+    def ask(self, text: str, tokens: int) -> int:
+        """Tokens that the API generated."""
+        answer = httpx.post(
+            f"http://127.0.0.1:{self.profile.ports.api}/v1/completions",
+            json={
+                "model": self.profile.model.served_name,
+                "prompt": text,
+                "max_tokens": tokens,
+                "ignore_eos": True,
+            },
+            timeout=120,
+            trust_env=False,
+        )
+        return int(answer.raise_for_status().json()["usage"]["completion_tokens"])
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("lab"))
+    asyncio.run(
+        cycle.set_up(made.place, made.profile, made.events.append, os.environ.get("SPARKYARD_TORCH_FROM"))
+    )
+    text = yaml.safe_dump(made.profile.model_dump(mode="json", by_alias=True), sort_keys=False)
+    made.file.write_text(text, encoding="utf-8")
+    try:
+        made.do("up")
+        yield made
+    finally:
+        nodes.up(made.place)
+        made.do("stop")
+        nodes.down(made.place)
+
+
+@pytest.fixture(scope="module")
+def watched(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(lab.place, str(lab.file), tmp_path_factory.mktemp("watched")) as made:
+        alerting.steady(made)
+        yield made
+        assert made.stop_monitor() == 0, made.log.read_text()
+        assert "Traceback" not in made.log.read_text()
+
+
+def test_every_panel_has_data(watched: Scene, lab: Lab) -> None:
+    for number in range(6):
+        assert lab.ask(f"Question {number}: where does the river end?", 24) == 24
+        time.sleep(1)
+    server = watched.server
+    server.wait(lambda: bool(server.query("sparkyard:generated_tokens:rate1m > 0")), 30, "tokens are counted")
+    server.wait(
+        lambda: len(server.query("rate(sparkyard_engram_rows_total[1m]) > 0")) == 3, 30, "rows are counted"
+    )
+    host = bool(server.query('up{job="node"} == 1'))
+    wanted = [
+        entry
+        for entry in panels()
+        if (host or "node_exporter" not in entry[1]) and entry[1] not in NO_GANG_WATCH
+    ]
+    # One host, one drive: the drive of a node cannot be compared with those of others when no read happens.
+    empty = [entry for entry in wanted if not server.query(entry[2])]
+    assert empty == []
+    assert len(wanted) > 40
+
+
+def test_no_series_twice(watched: Scene) -> None:
+    names = {
+        job: set(watched.server.get("label/__name__/values", **{"match[]": f'{{job="{job}"}}'}))
+        for job in ("sparkyard", "sglang", "node")
+    }
+    assert len(watched.server.query('up{job="sglang"} == 1')) == 3
+    meta = {name for name in names["sparkyard"] if not name.startswith("sparkyard_")}
+    for one, other in (("sparkyard", "sglang"), ("sparkyard", "node"), ("sglang", "node")):
+        assert names[one] & names[other] <= meta
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+@pytest.mark.parametrize("size", SIZES)
+def test_top_in_a_terminal_attaches_to_the_monitor(watched: Scene, lab: Lab, size: tuple[int, int]) -> None:
+    lab.ask("Once upon a time", 32)
+    text = terminal(watched.command("top"), size)
+    for word in ("serving", "spark-1", "spark-3", "ready", "monitor"):
+        assert word in text, text
+    if size[0] > 100:
+        for word in ("═", "tokens/s", "ROWS/s"):
+            assert word in text, text
+
+
+def terminal(argv: list[str], size: tuple[int, int], seconds: float = 12.0) -> str:
+    """What a real terminal of that size shows after a while."""
+    name = f"sparkyard-{os.getpid()}"
+    tmux = ["tmux", "-L", name, "-f", "/dev/null"]
+    command = " ".join(["env", "TERM=xterm-256color", *argv])
+    start = [*tmux, "new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), command]
+    subprocess.run(start, cwd=alerting.ROOT, check=True)
+    try:
+        end = time.monotonic() + 60
+        text = ""
+        while time.monotonic() < end:
+            time.sleep(2)
+            text = subprocess.run(
+                [*tmux, "capture-pane", "-p"], capture_output=True, text=True, check=True
+            ).stdout
+            if "ready" in text and "monitor" in text and time.monotonic() > end - 60 + seconds:
+                break
+        return text
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
+
+
+def test_a_cut_link(watched: Scene) -> None:
+    alerting.link_cut(watched)
+
+
+def test_a_memory_hog(watched: Scene) -> None:
+    """Another process takes the memory above the guard's floor; the guard need not kill, the alert must fire."""
+    margin = int(min(float(row["value"][1]) for row in watched.server.query("sparkyard_memory_margin_bytes")))
+    size = margin - HOG_LEAVES_BYTES
+    assert margin > 1 << 30, "the lab is near its floor before the test"
+    if size > HOG_MAX_BYTES:
+        pytest.skip(f"{size} bytes to take: more than this test may")
+    hog = subprocess.Popen([sys.executable, "-c", f"x = b'x' * {size}\nimport time\ntime.sleep(120)"])
+    try:
+        watched.server.wait(
+            lambda: any(name == "MemoryFloorNear" for name, _ in watched.server.alerts()),
+            60,
+            "MemoryFloorNear fires",
+        )
+    finally:
+        hog.kill()
+        hog.wait()
+    watched.clears("MemoryFloorNear", 60)
+    assert len(watched.server.query("sparkyard_rank_up == 1")) == 3
+
+
+def test_a_killed_monitor(watched: Scene) -> None:
+    alerting.monitor_killed(watched)
+
+
+def test_a_killed_rank(watched: Scene, lab: Lab) -> None:
+    alerting.rank_killed(watched, lambda: lab.do("up"))
+
+
+def test_a_killed_node(watched: Scene, lab: Lab) -> None:
+    def kill() -> None:
+        record = nodes._read(lab.place.server("spark-2") / "pid.json")
+        assert record is not None
+        server = psutil.Process(int(record["pid"]))
+        agents = [
+            process for process in server.children(recursive=True) if ".pyz" in " ".join(process.cmdline())
+        ]
+        for process in (*agents, server):
+            process.send_signal(signal.SIGKILL)
+
+    alerting.node_killed(watched, kill, lambda: nodes.up(lab.place))
