@@ -82,8 +82,10 @@ def docker_arguments(spec: RankSpec, ports: int) -> list[str]:
         {**writable, **read_only},
         {"SPARKYARD_RANK_SPEC": f"{folder}/rank.json"},
         gpu=True,
-        devices=tuple(f"/dev/infiniband/uverbs{number}" for number in range(ports))
-        + ("/dev/infiniband/rdma_cm",),
+        devices=(
+            *tuple(f"/dev/infiniband/uverbs{number}" for number in range(ports)),
+            "/dev/infiniband/rdma_cm",
+        ),
         seccomp=f"{ROOT}/seccomp.json",
     )
 
