@@ -101,7 +101,9 @@ def streams(yard: Yard) -> list[Stream]:
     return [stream for stream in found if stream.usable]
 
 
-async def probe_all(nodes: Mapping[str, Node], yard: Yard, say: Say) -> tuple[Failure, ...]:
+async def probe_all(
+    nodes: Mapping[str, Node], yard: Yard, say: Say, *, lead_s: float = LISTEN_LEAD_S
+) -> tuple[Failure, ...]:
     """Run every probe, kind by kind: side by side on all nodes what loads a node, one after the other what loads links.
 
     Results stay on the nodes for a day. Returns what could not be run, and why.
@@ -111,7 +113,7 @@ async def probe_all(nodes: Mapping[str, Node], yard: Yard, say: Say) -> tuple[Fa
     for kind in ("burn", "gemv", "nvme"):
         answers = await asyncio.gather(*(_probe(nodes[name], kind, {}, say) for name in names))
         failures += [answer.failure for answer in answers if answer.failure is not None]
-    failures += await _rdma(nodes, yard, say)
+    failures += await _rdma(nodes, yard, say, lead_s)
     for name in names:
         args = {"missing": {"allreduce": NO_ENGINE}}
         answer = await reply(nodes[name], Ask("keep_probes", args), timeout_s=PING_TIMEOUT_S)
@@ -132,13 +134,13 @@ async def _probe(node: Node, kind: str, args: dict[str, Any], say: Say) -> Reply
 
 
 async def _measure(
-    nodes: Mapping[str, Node], stream: Stream, say: Say
+    nodes: Mapping[str, Node], stream: Stream, say: Say, lead_s: float
 ) -> tuple[float | None, Failure | None]:
     """One stream: the target listens, the source sends. Gb/s, or why there is none."""
     source, target = stream.source, stream.target
     listen = {"device": target.function.rdma, "gid_index": _gid_index(target), "port": stream.port}
     listening = asyncio.create_task(_probe(nodes[target.node.name], "listen", listen, say))
-    await asyncio.sleep(LISTEN_LEAD_S)
+    await asyncio.sleep(lead_s)
     send = {
         "device": source.function.rdma,
         "gid_index": _gid_index(source),
@@ -151,7 +153,7 @@ async def _measure(
     return (None, failure) if failure is not None else (float(sent.value["gbps"]), None)
 
 
-async def _rdma(nodes: Mapping[str, Node], yard: Yard, say: Say) -> list[Failure]:
+async def _rdma(nodes: Mapping[str, Node], yard: Yard, say: Say, lead_s: float) -> list[Failure]:
     """Each twin alone in each direction, then both twins of a pair of nodes together."""
     planned = streams(yard)
     failures: list[Failure] = []
@@ -168,7 +170,7 @@ async def _rdma(nodes: Mapping[str, Node], yard: Yard, say: Say) -> list[Failure
         say(stream.source.node.name, {"probe": "rdma", **row})
 
     for stream in planned:
-        gbps, failure = await _measure(nodes, stream, say)
+        gbps, failure = await _measure(nodes, stream, say, lead_s)
         if failure is not None:
             failures.append(failure)
         elif gbps is not None:
@@ -180,7 +182,7 @@ async def _rdma(nodes: Mapping[str, Node], yard: Yard, say: Say) -> list[Failure
     for pair in twins.values():
         if len(pair) < 2 or failures:
             continue
-        both = await asyncio.gather(*(_measure(nodes, stream, say) for stream in pair))
+        both = await asyncio.gather(*(_measure(nodes, stream, say, lead_s) for stream in pair))
         rates = [gbps for gbps, _ in both if gbps is not None]
         if len(rates) == len(pair):
             keep(pair[0], BOTH, sum(rates))
