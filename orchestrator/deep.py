@@ -19,13 +19,22 @@ from orchestrator.model.step import Failure
 from orchestrator.remote.node import Ask, Node, Progressed, Reply, reply
 
 PING_TIMEOUT_S = 30.0
-PROBE_TIMEOUT_S = {"burn": 60.0, "gemv": 120.0, "nvme": 180.0, "rdma": 40.0, "listen": 40.0}
+PROBE_TIMEOUT_S = {
+    "burn": 60.0,
+    "gemv": 120.0,
+    "nvme": 180.0,
+    "rdma": 40.0,
+    "listen": 40.0,
+    "allreduce": 180.0,
+}
 LISTEN_LEAD_S = 1.0  # perftest's listener needs a moment before the sender may come
 FIRST_PORT = 18515  # perftest's own default
-NO_ENGINE = "a collective needs the engine's image on the nodes (./start.sh build)"
+NO_ENGINE = "a collective needs the engine on every node (./start.sh build)"
 
 Say = Callable[[str, dict[str, Any]], None]
 """Told of progress: node, what it reported."""
+
+Collective = Mapping[str, dict[str, Any]]
 
 
 def targets(yard: Yard) -> dict[str, list[tuple[str, str]]]:
@@ -102,10 +111,16 @@ def streams(yard: Yard) -> list[Stream]:
 
 
 async def probe_all(
-    nodes: Mapping[str, Node], yard: Yard, say: Say, *, lead_s: float = LISTEN_LEAD_S
+    nodes: Mapping[str, Node],
+    yard: Yard,
+    say: Say,
+    collective: Collective | None = None,
+    *,
+    lead_s: float = LISTEN_LEAD_S,
 ) -> tuple[Failure, ...]:
     """Run every probe, kind by kind: side by side on all nodes what loads a node, one after the other what loads links.
 
+    `collective` holds the arguments of each node's rank of an all-reduce; None where the engine is not on all nodes.
     Results stay on the nodes for a day. Returns what could not be run, and why.
     """
     names = [seen.name for seen in yard.seen]
@@ -114,10 +129,12 @@ async def probe_all(
         answers = await asyncio.gather(*(_probe(nodes[name], kind, {}, say) for name in names))
         failures += [answer.failure for answer in answers if answer.failure is not None]
     failures += await _rdma(nodes, yard, say, lead_s)
-    for name in names:
+    if collective is None or set(collective) != set(names):
         args = {"missing": {"allreduce": NO_ENGINE}}
-        answer = await reply(nodes[name], Ask("keep_probes", args), timeout_s=PING_TIMEOUT_S)
-        failures += [answer.failure] if answer.failure is not None else []
+        work = (reply(nodes[name], Ask("keep_probes", args), timeout_s=PING_TIMEOUT_S) for name in names)
+    else:
+        work = (_probe(nodes[name], "allreduce", collective[name], say) for name in names)
+    failures += [answer.failure for answer in await asyncio.gather(*work) if answer.failure is not None]
     return tuple(failures)
 
 
