@@ -33,6 +33,7 @@ from orchestrator.verbs import Answer, Session
 from orchestrator.view import doctor as report
 from orchestrator.view.log import EventLog
 from orchestrator.view.text import TextView, clean, plan_text, status_text
+from orchestrator.watch.record import keep
 from orchestrator.watch.samples import Pace
 
 app = typer.Typer(
@@ -423,6 +424,9 @@ def monitor(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the exporter.")] = watching.PORT,
     token_file: Annotated[Path | None, typer.Option("--token-file", help="What a scraper must send.")] = None,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Keep every sample in this file, for top --replay.")
+    ] = None,
     every: PaceOption = 2.0,
     gpu_every: GpuPaceOption = 5.0,
     gpu_every_serving: GpuServingOption = 30.0,
@@ -434,7 +438,8 @@ def monitor(
     listen = watching.Listen(address, port, token_file)
     pace = Pace(every, gpu_every, gpu_every_serving)
     folder = verbs.events_path(common.cluster_file()).parent
-    run(common, lambda s: watching.monitor(s, folder, listen, pace), as_json=False)
+    beside = () if record is None else (partial(keep, path=record),)
+    run(common, lambda s: watching.monitor(s, folder, listen, pace, beside), as_json=False)
 
 
 async def _measured(options: Options, choices: Choices, emit: Callable[[BenchEvent], None]) -> Record:

@@ -1,4 +1,4 @@
-"""Makes `docs/reference.md` from the code: verbs and options, the profile, the cluster file.
+"""Makes `docs/reference.md` from the code: verbs and options, the profile, the cluster file, the metrics.
 
 python -m orchestrator.reference > docs/reference.md
 """
@@ -20,6 +20,7 @@ from typer.main import get_command
 from orchestrator.cli import app
 from orchestrator.errors import Exit
 from orchestrator.model import cluster, profile
+from orchestrator.view.series import reference as metrics
 
 HEAD = """# Reference
 
@@ -38,6 +39,7 @@ def text() -> str:
         models(profile, profile.Profile),
     ]
     parts += ["## Cluster file (`cluster.yaml`)\n", models(cluster, cluster.Cluster)]
+    parts += ["## Metrics of `monitor`\n", metrics()]
     return "\n".join(parts)
 
 

@@ -84,7 +84,6 @@ def _here(
         "{engine}": str(engine),
         "{checkpoint}": checkpoint,
         "{packs}": str(home.packs),
-        "{slices}": str(home.slices),
     }
 
     def put(value: Any) -> Any:

@@ -99,10 +99,9 @@ class ProofFacts(Frozen):
 
 
 class StoreFacts(Frozen):
-    """One packed store: Engram tables, or weight slices."""
+    """One packed Engram store."""
 
     store: Digest
-    kind: Literal["tables", "slices"] = "tables"
     path: Text
     complete: bool
     bytes: int = Field(default=0, ge=0)

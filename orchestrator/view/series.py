@@ -64,13 +64,10 @@ BY_NAME = {series.name: series for series in ALL}
 
 
 def reference() -> str:
-    """The table of docs/monitoring/metrics.md."""
+    """The list as a table of docs/reference.md."""
     rows = [
-        "# Metrics of `sparkyard monitor`",
-        "",
-        "Generated from `orchestrator/view/series.py` by `python -m orchestrator.view.series`; a test compares.",
-        "What SGLang, DCGM or node_exporter export is not repeated here. A series of a node that does not answer is",
-        "absent: it goes stale in Prometheus instead of keeping its last value.",
+        "What SGLang, DCGM or node_exporter export is not repeated. A series of a node that does not answer is absent: it",
+        "goes stale in Prometheus instead of keeping its last value.",
         "",
         "| series | kind | labels | meaning |",
         "|---|---|---|---|",
@@ -79,8 +76,4 @@ def reference() -> str:
         f"| `{series.name}` | {series.kind} | {', '.join(f'`{label}`' for label in series.labels)} | {series.help} |"
         for series in ALL
     ]
-    return "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    print(reference(), end="")
+    return "\n".join([*rows, ""])

@@ -16,7 +16,7 @@ from tests.alerting import Scene, scene
 from tests.prometheus import needs_prometheus
 from tests.standin_engine.lab import StandinLab
 
-pytestmark = needs_prometheus
+pytestmark = [needs_prometheus, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

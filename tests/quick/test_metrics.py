@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import pytest
 from prometheus_client import generate_latest
@@ -16,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from orchestrator.errors import ConfigError
 from orchestrator.view.metrics import registry
-from orchestrator.view.series import ALL, BY_NAME, reference
+from orchestrator.view.series import ALL, BY_NAME
 from orchestrator.view.state import State, fold_all
 from orchestrator.watch.exporter import serve_metrics, targets
 from tests import watched
@@ -117,11 +116,6 @@ def test_a_scrape_of_four_and_of_sixty_four_nodes_is_bounded_in_size() -> None:
         told_story = watched.serving(nodes, 8)
         text = page(told_story.state(), told_story.now_unix_s)
         assert len(text.splitlines()) < lines_max
-
-
-def test_the_reference_is_current() -> None:
-    stored = Path("docs/monitoring/metrics.md").read_text(encoding="utf-8")
-    assert stored == reference(), "run: python -m orchestrator.view.series > docs/monitoring/metrics.md"
 
 
 def test_targets_are_those_that_prometheus_on_the_head_can_reach() -> None:

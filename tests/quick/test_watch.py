@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import stat
 import sys
 import time
@@ -21,10 +22,13 @@ from orchestrator.model.sample import NodeSampled, NodeSilent, Sample, Watched
 from orchestrator.remote import local
 from orchestrator.remote.channel import AgentNode
 from orchestrator.remote.node import Ask, Progressed, Reply, reply
-from orchestrator.view.state import empty
+from orchestrator.view.state import State, empty, fold_all
 from orchestrator.watch.feed import Feed
+from orchestrator.watch.local import SocketError, attach, serve_local, socket_path
+from orchestrator.watch.record import keep
+from orchestrator.watch.replay import read
 from orchestrator.watch.samples import Pace, watch
-from tests.watched import NAME, cluster, profile
+from tests.watched import NAME, cluster, profile, told
 
 Step = Callable[[int], None]
 
@@ -191,8 +195,6 @@ def test_the_watch_survives_a_killed_agent_and_says_that_it_was_gone(tmp_path: P
 
 
 def test_a_late_follower_gets_the_newest_sample_of_each_node_first() -> None:
-    from tests.watched import told
-
     async def play() -> list[str]:
         times = iter(range(1000))
         feed = Feed(empty(profile(), cluster()), lambda: float(next(times)))
@@ -247,3 +249,77 @@ def test_a_progress_that_is_no_sample_is_a_failure_of_the_node() -> None:
     silent = asyncio.run(play())
     assert isinstance(silent, NodeSilent)
     assert "not usable" in silent.failure.message
+
+
+def test_top_attaches_to_a_monitor_and_sees_the_same(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+
+    async def play() -> tuple[State, State, int]:
+        feed, other = (Feed(empty(profile(), cluster()), lambda: 7.0) for _ in range(2))
+        for at, happened in told(3):
+            feed.put_at(happened, at)
+        serving = asyncio.create_task(serve_local(feed, path))
+        while not path.exists():
+            await asyncio.sleep(0.01)
+        attached = asyncio.create_task(attach(path, other))
+        while len([node for node in other.state.nodes.values() if node.sample]) < 3:
+            await asyncio.sleep(0.01)
+        late = told(4)[-1]
+        feed.put_at(late[1], late[0])
+        while other.state.nodes["spark-3"].sample != feed.state.nodes["spark-3"].sample:
+            await asyncio.sleep(0.01)
+        mode = stat.S_IMODE(path.stat().st_mode)
+        with pytest.raises(SocketError, match="another monitor"):
+            await serve_local(feed, path)
+        serving.cancel()
+        with pytest.raises(SocketError, match="has ended"):
+            await attached
+        await asyncio.gather(serving, return_exceptions=True)
+        return feed.state, other.state, mode
+
+    feed, other, mode = asyncio.run(asyncio.wait_for(play(), 20))
+    assert mode == 0o600
+    assert not path.exists()
+    assert {name: node.sample for name, node in feed.nodes.items()} == {
+        name: node.sample for name, node in other.nodes.items()
+    }
+
+
+def test_a_socket_that_a_dead_monitor_left_is_taken_over(tmp_path: Path) -> None:
+    path = socket_path(tmp_path)
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+    async def play() -> None:
+        with pytest.raises(SocketError, match="no monitor listens"):
+            await attach(path, Feed(empty(profile(), cluster()), lambda: 0.0))
+        serving = asyncio.create_task(serve_local(Feed(empty(profile(), cluster()), lambda: 0.0), path))
+        await asyncio.sleep(0.3)
+        assert not serving.done()
+        _, writer = await asyncio.open_unix_connection(path)
+        writer.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def test_a_record_can_be_replayed(tmp_path: Path) -> None:
+    path = tmp_path / "kept" / "watched.jsonl"
+
+    async def play() -> State:
+        feed = Feed(empty(profile(), cluster()), lambda: 0.0)
+        task = asyncio.create_task(keep(feed, path))
+        await asyncio.sleep(0.05)
+        for at, happened in told(5):
+            feed.put_at(happened, at)
+        while not path.exists() or len(path.read_text().splitlines()) < 15:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return feed.state
+
+    state = asyncio.run(asyncio.wait_for(play(), 20))
+    lines, skipped = read(path)
+    assert skipped == 0
+    assert fold_all(empty(profile(), cluster()), lines) == state
