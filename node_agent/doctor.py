@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from node_agent import remedies
+from node_agent.actions import containers
 from node_agent.facts import Live, peers
 from node_agent.files import read_json, write_json
 from node_agent.home import Home
-from node_agent.probes import gpu, nvme, perftest
+from node_agent.probes import collective, gpu, nvme, perftest
 from node_agent.wire import Refused, Report
 
 PROBES = "probes.json"
@@ -27,7 +28,7 @@ def ping(home: Home, args: dict[str, Any]) -> dict[str, Any]:
 def probe(home: Home, args: dict[str, Any], report: Report, *, serving: bool) -> dict[str, Any]:
     """Run one load probe and keep its result. Refused while a rank runs here: both would be wrong.
 
-    `args["probe"]` is burn, gemv, nvme, listen (RDMA, the receiving side) or rdma (the sending side).
+    `args["probe"]` is burn, gemv, nvme, allreduce, listen (RDMA, the receiving side) or rdma (the sending side).
     """
     if serving:
         raise Refused("a rank is running on this node: stop it first (./start.sh stop)", kind="refused")
@@ -46,19 +47,38 @@ def probe(home: Home, args: dict[str, Any], report: Report, *, serving: bool) ->
             found = perftest.run(
                 source, str(args["device"]), int(args["gid_index"]), int(args["port"]), address
             )
+        elif kind == "allreduce":
+            found = _allreduce(home, args)
         else:
             raise Refused(f"no such probe: {kind[:80]!r}")
     except gpu.ProbeError as error:
         _keep(home, {}, {"rdma" if kind == "listen" else kind: str(error)[:400]})
         raise Refused(str(error)) from None
-    if kind in ("burn", "gemv", "nvme"):
+    if kind in ("burn", "gemv", "nvme", "allreduce"):
         _keep(home, {kind: found}, {kind: None})
     return found
 
 
+def _allreduce(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+    """One rank of the collective: in the engine's image when `image` is given, else with the Python at `python`."""
+    env = {str(name): str(value) for name, value in dict(args["env"]).items()}
+    if args.get("image"):
+        name = f"sparkyard-allreduce-{home.node}"
+        labels = {containers.NODE: home.node}
+        image = f"sparkyard/engine:{str(args['image'])[:12]}"
+        here = {"gpu": containers.GPU_DRIVER.exists(), "rdma": containers.RDMA_DEVICES.is_dir()}
+        argv = containers.run_arguments(labels, image, {}, env, **here)
+        command = ["docker", "run", "--rm", "--name", name, *argv, "-c", collective.PROGRAM]
+        return collective.run(command, {}, ["docker", "rm", "--force", name])
+    python = str(args.get("python") or "")
+    if not python:
+        raise gpu.ProbeError("allreduce: neither the engine's image nor its Python is on this node")
+    return collective.run([python, "-c", collective.PROGRAM], env, None)
+
+
 def keep(home: Home, args: dict[str, Any]) -> dict[str, Any]:
-    """Keep results that only the controller can put together: `rdma` and `allreduce`."""
-    results: dict[str, Any] = {name: args[name] for name in ("rdma", "allreduce") if name in args}
+    """Keep results that only the controller can put together: `rdma`."""
+    results: dict[str, Any] = {name: args[name] for name in ("rdma",) if name in args}
     _keep(home, results, {**dict.fromkeys(results), **dict(args.get("missing") or {})})
     return {}
 

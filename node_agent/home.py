@@ -31,6 +31,11 @@ class Home:
         return self.root / "packs"
 
     @property
+    def slices(self) -> Path:
+        """Slice stores: the bytes of the checkpoint that a rank loads, one folder a store id."""
+        return self.root / "slices"
+
+    @property
     def jobs(self) -> Path:
         """Long work: one folder a job."""
         return self.root / "jobs"

@@ -59,7 +59,7 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         "exported": server.facts(own) if own else [],
         "ports": addresses.facts(),
         "proof": read_json(home.share / "proof.json"),
-        "stores": stores(home),
+        "stores": [*stores(home), *slice_stores(home)],
         "jobs": jobs.facts(home),
         "ranks": ranks(home),
         "boots": boots(home),
@@ -190,6 +190,26 @@ def stores(home: Home) -> list[dict[str, Any]]:
                 "bytes": total,
             }
         )
+    return found
+
+
+def slice_stores(home: Home) -> list[dict[str, Any]]:
+    """Slice stores. A folder appears whole, so one with a manifest was finished; the files' sizes are compared too."""
+    found = []
+    for name in _names(home.slices):
+        folder = home.slices / name
+        manifest = read_json(folder / "manifest.json") or {}
+        complete, total = False, 0
+        try:
+            sizes = {str(file): int(size) for file, size in manifest["files"].items()}
+            complete = manifest.get("id") == name and all(
+                (folder / file).stat().st_size == size for file, size in sizes.items()
+            )
+            total = sum(sizes.values())
+        except (OSError, KeyError, TypeError, ValueError, AttributeError):
+            complete = False
+        entry = {"store": name, "kind": "slices", "path": str(folder), "complete": complete, "bytes": total}
+        found.append(entry)
     return found
 
 

@@ -19,13 +19,22 @@ from orchestrator.model.step import Failure
 from orchestrator.remote.node import Ask, Node, Progressed, Reply, reply
 
 PING_TIMEOUT_S = 30.0
-PROBE_TIMEOUT_S = {"burn": 60.0, "gemv": 120.0, "nvme": 180.0, "rdma": 40.0, "listen": 40.0}
+PROBE_TIMEOUT_S = {
+    "burn": 60.0,
+    "gemv": 120.0,
+    "nvme": 180.0,
+    "rdma": 40.0,
+    "listen": 40.0,
+    "allreduce": 180.0,
+}
 LISTEN_LEAD_S = 1.0  # perftest's listener needs a moment before the sender may come
 FIRST_PORT = 18515  # perftest's own default
-NO_ENGINE = "a collective needs the engine's image on the nodes (./start.sh build)"
+NO_ENGINE = "a collective needs the engine on every node (./start.sh build)"
 
 Say = Callable[[str, dict[str, Any]], None]
 """Told of progress: node, what it reported."""
+
+Collective = Mapping[str, dict[str, Any]]
 
 
 def targets(yard: Yard) -> dict[str, list[tuple[str, str]]]:
@@ -101,9 +110,17 @@ def streams(yard: Yard) -> list[Stream]:
     return [stream for stream in found if stream.usable]
 
 
-async def probe_all(nodes: Mapping[str, Node], yard: Yard, say: Say) -> tuple[Failure, ...]:
+async def probe_all(
+    nodes: Mapping[str, Node],
+    yard: Yard,
+    say: Say,
+    collective: Collective | None = None,
+    *,
+    lead_s: float = LISTEN_LEAD_S,
+) -> tuple[Failure, ...]:
     """Run every probe, kind by kind: side by side on all nodes what loads a node, one after the other what loads links.
 
+    `collective` holds the arguments of each node's rank of an all-reduce; None where the engine is not on all nodes.
     Results stay on the nodes for a day. Returns what could not be run, and why.
     """
     names = [seen.name for seen in yard.seen]
@@ -111,11 +128,13 @@ async def probe_all(nodes: Mapping[str, Node], yard: Yard, say: Say) -> tuple[Fa
     for kind in ("burn", "gemv", "nvme"):
         answers = await asyncio.gather(*(_probe(nodes[name], kind, {}, say) for name in names))
         failures += [answer.failure for answer in answers if answer.failure is not None]
-    failures += await _rdma(nodes, yard, say)
-    for name in names:
+    failures += await _rdma(nodes, yard, say, lead_s)
+    if collective is None or set(collective) != set(names):
         args = {"missing": {"allreduce": NO_ENGINE}}
-        answer = await reply(nodes[name], Ask("keep_probes", args), timeout_s=PING_TIMEOUT_S)
-        failures += [answer.failure] if answer.failure is not None else []
+        work = (reply(nodes[name], Ask("keep_probes", args), timeout_s=PING_TIMEOUT_S) for name in names)
+    else:
+        work = (_probe(nodes[name], "allreduce", collective[name], say) for name in names)
+    failures += [answer.failure for answer in await asyncio.gather(*work) if answer.failure is not None]
     return tuple(failures)
 
 
@@ -132,13 +151,13 @@ async def _probe(node: Node, kind: str, args: dict[str, Any], say: Say) -> Reply
 
 
 async def _measure(
-    nodes: Mapping[str, Node], stream: Stream, say: Say
+    nodes: Mapping[str, Node], stream: Stream, say: Say, lead_s: float
 ) -> tuple[float | None, Failure | None]:
     """One stream: the target listens, the source sends. Gb/s, or why there is none."""
     source, target = stream.source, stream.target
     listen = {"device": target.function.rdma, "gid_index": _gid_index(target), "port": stream.port}
     listening = asyncio.create_task(_probe(nodes[target.node.name], "listen", listen, say))
-    await asyncio.sleep(LISTEN_LEAD_S)
+    await asyncio.sleep(lead_s)
     send = {
         "device": source.function.rdma,
         "gid_index": _gid_index(source),
@@ -151,7 +170,7 @@ async def _measure(
     return (None, failure) if failure is not None else (float(sent.value["gbps"]), None)
 
 
-async def _rdma(nodes: Mapping[str, Node], yard: Yard, say: Say) -> list[Failure]:
+async def _rdma(nodes: Mapping[str, Node], yard: Yard, say: Say, lead_s: float) -> list[Failure]:
     """Each twin alone in each direction, then both twins of a pair of nodes together."""
     planned = streams(yard)
     failures: list[Failure] = []
@@ -168,7 +187,7 @@ async def _rdma(nodes: Mapping[str, Node], yard: Yard, say: Say) -> list[Failure
         say(stream.source.node.name, {"probe": "rdma", **row})
 
     for stream in planned:
-        gbps, failure = await _measure(nodes, stream, say)
+        gbps, failure = await _measure(nodes, stream, say, lead_s)
         if failure is not None:
             failures.append(failure)
         elif gbps is not None:
@@ -180,7 +199,7 @@ async def _rdma(nodes: Mapping[str, Node], yard: Yard, say: Say) -> list[Failure
     for pair in twins.values():
         if len(pair) < 2 or failures:
             continue
-        both = await asyncio.gather(*(_measure(nodes, stream, say) for stream in pair))
+        both = await asyncio.gather(*(_measure(nodes, stream, say, lead_s) for stream in pair))
         rates = [gbps for gbps, _ in both if gbps is not None]
         if len(rates) == len(pair):
             keep(pair[0], BOTH, sum(rates))

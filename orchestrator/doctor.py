@@ -9,7 +9,7 @@ import difflib
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from orchestrator.model.goal import Goal
 from orchestrator.model.hardware import Hardware
 from orchestrator.model.profile import EnvSetting
 from orchestrator.model.step import Failure
+from orchestrator.plan.fabric import looked_up
+from orchestrator.plan.image import content
 from orchestrator.run import World
 from orchestrator.verbs import Answer, Session
 from orchestrator.view import doctor as view
@@ -61,6 +63,7 @@ class Diagnosis:
 
     yard: Yard
     findings: tuple[Finding, ...]
+    facts: ClusterFacts = field(default_factory=dict)
 
 
 async def diagnose(world: World, goal: Goal, ignore: tuple[str, ...] = ()) -> Diagnosis:
@@ -70,7 +73,7 @@ async def diagnose(world: World, goal: Goal, ignore: tuple[str, ...] = ()) -> Di
     facts, failures = await look(world.nodes, args)
     now = (begin + time.time()) / 2
     yard = await with_pings(world.nodes, make_yard(goal, facts, failures, now))
-    return Diagnosis(yard, examine(yard, ignore))
+    return Diagnosis(yard, examine(yard, ignore), facts)
 
 
 async def visit(session: Session, options: Options, console: Console | None) -> Answer:
@@ -80,14 +83,14 @@ async def visit(session: Session, options: Options, console: Console | None) -> 
     async with session.world() as world:
         found = await diagnose(world, goal, options.ignore)
         if options.deep:
-            await deepen(world, found, session.emit)
+            await deepen(world, goal, found, session.emit)
             found = await diagnose(world, goal, options.ignore)
         if options.fix and await mend(world, found, options, session.emit):
             found = await diagnose(world, goal, options.ignore)
     return answer(found, options, console)
 
 
-async def deepen(world: World, found: Diagnosis, emit: Emit) -> None:
+async def deepen(world: World, goal: Goal, found: Diagnosis, emit: Emit) -> None:
     """Run the load probes on every node that answered; the next look has their results."""
 
     def say(node: str, data: dict[str, Any]) -> None:
@@ -96,8 +99,38 @@ async def deepen(world: World, found: Diagnosis, emit: Emit) -> None:
         )
         emit(Said("note", f"{node}: {data.get('probe', '')}: {rest}"))
 
-    for failure in await probe_all(world.nodes, found.yard, say):
+    for failure in await probe_all(world.nodes, found.yard, say, collective(goal, found.facts)):
         emit(Said("warning", f"{failure.node}: {failure.message}"))
+
+
+def collective(goal: Goal, facts: ClusterFacts) -> dict[str, dict[str, Any]] | None:
+    """Arguments of every node's rank of an all-reduce; None while the engine is not on every node.
+
+    Each rank gets what was looked up on its own node: devices, GID index, interface of the sockets.
+    """
+    nodes = goal.ranked
+    docker = goal.profile.engine.runtime == "docker"
+    wanted = content(goal) if docker else ""
+    if len(nodes) < 2 or any(node.name not in facts for node in nodes):
+        return None
+    if docker and any(
+        (seen := facts[node.name].docker) is None or seen.image(wanted) is None for node in nodes
+    ):
+        return None
+    if not docker and any(not node.engine_python for node in nodes):
+        return None
+    fabrics = looked_up(goal.cluster, facts)
+    head = nodes[0]
+    rendezvous = {
+        "MASTER_ADDR": head.fabric,
+        "MASTER_PORT": str(goal.port(head, goal.profile.ports.rendezvous)),
+    }
+    ranks = {}
+    for rank, node in enumerate(nodes):
+        links = fabrics[node.name].environment() if node.name in fabrics else {}
+        env = {**rendezvous, **links, "RANK": str(rank), "WORLD_SIZE": str(len(nodes)), "NCCL_DEBUG": "INFO"}
+        ranks[node.name] = {"env": env, "image": wanted, "python": node.engine_python or ""}
+    return ranks
 
 
 async def mend(world: World, found: Diagnosis, options: Options, emit: Emit) -> bool:

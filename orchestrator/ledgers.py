@@ -97,7 +97,8 @@ def _room(name: str, cluster: Cluster, root: str, facts: NodeFacts | None) -> di
     held: list[tuple[str, int]] = []
     if facts.checkpoint is not None and has:
         held.append(("checkpoint", facts.checkpoint.total_bytes))
-    packed = sum(store.bytes for store in facts.stores)
-    if packed:
-        held.append(("packed Engram tables", packed))
+    for kind, file in (("tables", "packed Engram tables"), ("slices", "weight slices")):
+        there = sum(store.bytes for store in facts.stores if store.kind == kind and store.complete)
+        if there:
+            held.append((file, there))
     return disk.Room(name, here.free_bytes, has, name == cluster.head, tuple(held))

@@ -60,8 +60,8 @@ def action(value: Action) -> str:
             return f"reach the checkpoint of {source} ({mode})"
         case ProveCheckpoint(blocks=blocks):
             return f"read the index and {blocks} blocks of the checkpoint"
-        case StartPack(rank=rank, store=store):
-            return f"start packing rank {rank} into store {store[:12]}"
+        case StartPack(rank=rank, store=store, what=what):
+            return f"start packing the {what} of rank {rank} into store {store[:12]}"
         case SetDesired(deployment=deployment, generation=generation, state=state):
             return f"desired: {deployment} {state}, generation {generation}"
         case StartRank(rank=rank, generation=generation):

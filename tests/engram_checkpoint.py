@@ -36,6 +36,8 @@ def config_of(layout: Layout, vocab_size: int) -> dict[str, Any]:
         "engram_vocab_size": vocab_size,
         "engram_compressed_vocab_size": 64,
         "engram_pad_token_id": 2,
+        "num_attention_heads": 8,
+        "o_groups": 4,
     }
 
 

@@ -107,11 +107,13 @@ class SimWorld:
                 (name, job.id), self.time_s + self.random.uniform(1, 90)
             ):
                 store = next(s for s in self._stores(name) if s.startswith(job.id.removeprefix("pack-")))
-                self.facts[name] = here = after_wait(here, PackDone(store))
+                what = "tables" if store == self._stores(name)[0] else "slices"
+                self.facts[name] = here = after_wait(here, PackDone(store, what))
 
     def _stores(self, name: str) -> list[str]:
         rank = [node.name for node in self.goal.ranked].index(name)
-        return [self.goal.store(rank, INDEX)]
+        slices = self.goal.slices(rank, INDEX)
+        return [self.goal.store(rank, INDEX), *([slices] if slices else [])]
 
     def _ranks(self, name: str) -> None:
         here = self.facts[name]

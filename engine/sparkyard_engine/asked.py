@@ -4,8 +4,10 @@ here."""
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ from sparkyard_engine.engram.ownership import Ownership
 from sparkyard_engine.engram.reader import Backend
 from sparkyard_engine.files import read_json
 from sparkyard_engine.rankspec import RankSpec
+from sparkyard_engine.slices.manifest import Identity as SliceIdentity
+from sparkyard_engine.source import Slices, is_draft
 
 INDEX = "model.safetensors.index.json"
 INDEX_LIMIT_BYTES = 256 << 20
 CONFIG_LIMIT_BYTES = 16 << 20
-# Settings that the plug-in obeys. Any other name is refused: it would be set in vain.
-SETTINGS = ("engram_backend", "engram_cache_bytes", "api_key_file")
+SETTINGS_FILE = "settings.json"
+ONE_EXPERT_GROUP = "1"  # slices hold every expert's rows and columns of a rank: --ep-size 1
 
 
 class RefusedError(Exception):
@@ -42,8 +46,8 @@ class Disk:
 class Asked:
     """Everything that the plug-in has to bring about in this rank.
 
-    to_pad: tensors of the checkpoint that must be padded; heads, groups: after padding; disk None: tables stay in
-    memory.
+    to_pad, draft_to_pad: tensors of the main model and of the draft that must be padded; heads, groups: after padding;
+    disk None: tables stay in memory; slices None: weights come from the checkpoint.
     """
 
     rank: int
@@ -52,11 +56,15 @@ class Asked:
     device: str
     architecture: str
     to_pad: int
+    draft_to_pad: int
     engram_layers: tuple[int, ...]
     heads: int
     groups: int
     plan: padding.Plan
     disk: Disk | None
+    slices: Slices | None
+    speculative: bool
+    settings: Mapping[str, Any]
 
     @property
     def mode(self) -> str:
@@ -69,8 +77,9 @@ def asked(spec: RankSpec) -> Asked:
     checkpoint = Path(_option(spec.argv, "--model-path") or _refuse("argv: --model-path is missing"))
     config = _config(checkpoint)
     engram, settings = _object(spec.plugin, "engram"), _object(spec.plugin, "settings")
-    if unknown := sorted(set(settings) - set(SETTINGS)):
-        raise RefusedError(f"plugin.settings: {', '.join(unknown)}: unknown; known are {', '.join(SETTINGS)}")
+    known = known_settings()
+    if unknown := sorted(set(settings) - set(known)):
+        raise RefusedError(f"plugin.settings: {', '.join(unknown)}: unknown; known are {', '.join(known)}")
     shapes = _object(spec.plugin, "padding")
     heads, groups = _whole(config, "num_attention_heads"), _whole(config, "o_groups")
     padded_heads = _whole(shapes, "num_attention_heads") if shapes else heads
@@ -85,7 +94,8 @@ def asked(spec: RankSpec) -> Asked:
     if not (isinstance(architectures, list) and architectures):
         raise RefusedError(f"{checkpoint / 'config.json'}: architectures is missing")
     plan = padding.Plan(padding.rules(), placement)
-    to_pad = sum(plan.pads(name) is not None for name in _index(checkpoint)["weight_map"])
+    padded = [name for name in _index(checkpoint)["weight_map"] if plan.pads(name) is not None]
+    to_pad = sum(not is_draft(name) for name in padded)
     if placement.is_padded and not to_pad:
         raise RefusedError(f"{checkpoint / INDEX}: no tensor has a name that padding applies to")
     return Asked(
@@ -95,12 +105,35 @@ def asked(spec: RankSpec) -> Asked:
         device=_option(spec.argv, "--device") or "cuda",
         architecture=str(architectures[0]),
         to_pad=to_pad,
+        draft_to_pad=len(padded) - to_pad,
         engram_layers=tuple(int(layer) for layer in config.get("engram_layer_ids", ())),
         heads=padded_heads,
         groups=padded_groups,
         plan=plan,
         disk=_disk(spec, engram, settings, checkpoint),
+        slices=_slices(spec, checkpoint, shapes),
+        speculative=_option(spec.argv, "--speculative-algorithm") is not None,
+        settings=settings,
     )
+
+
+def known_settings() -> tuple[str, ...]:
+    """Settings that the plug-in obeys (`data/settings.json`). Any other name is refused: it would be set in vain."""
+    text = resources.files("sparkyard_engine").joinpath("data", SETTINGS_FILE).read_text("utf-8")
+    return tuple(setting["name"] for setting in json.loads(text)["settings"])
+
+
+def _slices(spec: RankSpec, checkpoint: Path, shapes: Mapping[str, Any]) -> Slices | None:
+    given = _object(spec.plugin, "slices")
+    if not given:
+        return None
+    if (ranks := _option(spec.argv, "--ep-size") or ONE_EXPERT_GROUP) != ONE_EXPERT_GROUP:
+        raise RefusedError(f"plugin.slices: made for --ep-size 1, argv has {ranks}")
+    digest = hashlib.sha256((checkpoint / INDEX).read_bytes()).hexdigest()
+    store = Path(str(given.get("store") or _refuse("plugin.slices.store is missing")))
+    revision = str(given.get("revision") or _refuse("plugin.slices.revision is missing"))
+    padded = {key: _whole(shapes, key) for key in ("num_attention_heads", "o_groups")} if shapes else {}
+    return Slices(store, SliceIdentity(revision, digest, spec.tp, spec.rank, padded))
 
 
 def _disk(

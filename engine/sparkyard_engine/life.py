@@ -4,7 +4,7 @@ each."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -13,6 +13,7 @@ from sparkyard_engine.asked import Asked, RefusedError
 from sparkyard_engine.embedding import Tables
 from sparkyard_engine.files import write_json
 from sparkyard_engine.meters import Meters
+from sparkyard_engine.source import Source, is_draft
 
 SCHEMA = "sparkyard/plugin-proof/v1"
 FILE = "proof.json"
@@ -26,18 +27,14 @@ class Active:
     want: Asked
     tables: Tables | None
     hooks: tuple[str, ...]
+    source: Source
 
     def check_model(self, model: Any) -> None:
         """Raises RefusedError unless the model has the shapes and the tables that were asked for."""
         from sglang.srt.layers.engram import EngramEmbedding
 
-        want, config = self.want, model.config
-        found = (int(config.num_attention_heads), int(config.o_groups))
-        if found != (want.heads, want.groups):
-            raise RefusedError(
-                f"the model has {found[0]} heads in {found[1]} groups, the rank spec asks for {want.heads} in "
-                f"{want.groups}: is --json-model-override-args missing?"
-            )
+        self.check_shapes(model.config)
+        want = self.want
         embeddings = [part for part in model.modules() if isinstance(part, EngramEmbedding)]
         if len(embeddings) != len(want.engram_layers):
             raise RefusedError(
@@ -49,11 +46,19 @@ class Active:
                 f"Engram tables of layers {opened} are read from disk, asked: {want.engram_layers}"
             )
 
-    def without_tables(self, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-        """The checkpoint's tensors without the tables that are read from disk."""
-        for name, tensor in weights:
-            if self.tables is None or ".engram.embed." not in name:
-                yield name, tensor
+    def check_shapes(self, config: Any) -> None:
+        """Raises RefusedError unless the model, or the draft, has the padded shapes."""
+        want = self.want
+        found = (int(config.num_attention_heads), int(config.o_groups))
+        if found != (want.heads, want.groups):
+            raise RefusedError(
+                f"the model has {found[0]} heads in {found[1]} groups, the rank spec asks for {want.heads} in "
+                f"{want.groups}: is --json-model-override-args missing?"
+            )
+
+    def loads(self, name: str) -> bool:
+        """Whether the main model loads this tensor: not the draft's, and not the tables that are read from disk."""
+        return not is_draft(name) and (self.tables is None or ".engram.embed." not in name)
 
     def report(self, padded: int) -> dict[str, Any]:
         """This rank's row of the proof."""
@@ -108,6 +113,7 @@ def prove(active: Active, padded: int) -> None:
         "pid": mine["pid"],
         "engram": engram,
         "padded": padded,
+        "weights": {"from": active.source.name, "note": active.source.note},
         "ranks": rows,
         "hooks": list(active.hooks),
         "sglang": version("sglang"),

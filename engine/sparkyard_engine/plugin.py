@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sparkyard_engine import drift, padding, rankspec
+from sparkyard_engine import drift, hooks, padding, rankspec
 from sparkyard_engine.asked import Asked, RefusedError, asked
 from sparkyard_engine.drift import Symbol
 from sparkyard_engine.embedding import Tables, disk_embedding
 from sparkyard_engine.engram.errors import EngramError
 from sparkyard_engine.life import Active, prove
+from sparkyard_engine.source import choose, is_draft
 
 EMBEDDING = "sglang.srt.layers.engram.EngramEmbedding"
 UNALIGNED = "sglang.srt.configs.update_config.adjust_config_with_unaligned_cpu_tp"
@@ -30,6 +31,9 @@ LOADERS = {
         "sglang.srt.models.deepseek_v4.DeepseekV4ForCausalLM.load_weights", ("self", "weights", "is_nextn")
     ),
 }
+DRAFT_LOADER = Symbol(
+    "sglang.srt.models.deepseek_v4_dspark.DeepseekV4ForCausalLMDSpark.load_weights", ("self", "weights")
+)
 ENGRAM_SYMBOLS = (
     Symbol(f"{EMBEDDING}.__init__", ("self", "num_embeddings", "dim", "layer_id", "column_bounds")),
     Symbol(f"{EMBEDDING}.forward", ("self", "indices", "forward_batch", "cp_all_tokens")),
@@ -66,15 +70,20 @@ def register() -> None:
 
 def symbols(want: Asked) -> tuple[Symbol, ...]:
     """Everything that the plug-in takes hold of for this rank."""
-    loader = LOADERS.get(want.architecture)
-    if loader is None:
+    if want.architecture not in LOADERS:
         raise RefusedError(
             f"architecture {want.architecture}: this plug-in knows {', '.join(LOADERS)}; its padding and tables "
             "would not be applied"
         )
     disk = ENGRAM_SYMBOLS if want.disk is not None else ()
     cpu = CPU_SYMBOLS if want.device == "cpu" else ()
-    return (*COMMON_SYMBOLS, *disk, *cpu, loader)
+    return (*COMMON_SYMBOLS, *disk, *cpu, *hooks.symbols(hooks.wanted(want.settings)), *_loaders(want))
+
+
+def _loaders(want: Asked) -> tuple[Symbol, ...]:
+    """Where weights are loaded: the main model, and the draft when there is one."""
+    draft = want.speculative and want.architecture == "DeepseekV41ForCausalLM"
+    return (LOADERS[want.architecture], DRAFT_LOADER) if draft else (LOADERS[want.architecture],)
 
 
 def install(want: Asked) -> Active:
@@ -86,21 +95,27 @@ def install(want: Asked) -> Active:
     from sglang.srt.layers import engram, linear
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    tables, hooks = None, []
+    tables, names = None, []
     if want.disk is not None:
         tables = Tables(want.disk)
         HookRegistry.register(EMBEDDING, disk_embedding(engram.EngramEmbedding, tables), HookType.REPLACE)
-        hooks.append(EMBEDDING)
+        names.append(EMBEDDING)
     if want.device == "cpu":
         # On a CPU SGLang rewrites head counts that the ranks do not divide (12 → 36 here) …
         HookRegistry.register(UNALIGNED, _unchanged, HookType.REPLACE)
         # … and fills short weight shards with zeros, so that a missing pad would go unseen. The rule of the
         # GPU holds.
         linear._is_cpu = False  # noqa: SLF001 - a module constant; SGLang offers no switch
-        hooks += [UNALIGNED, CPU_RULE]
-    loader = taken[-1].path
-    made = Active(want, tables, (*hooks, loader))
-    HookRegistry.register(loader, _around(made), HookType.AROUND)
+        names += [UNALIGNED, CPU_RULE]
+    for each in hooks.wanted(want.settings):
+        HookRegistry.register(each.hook.symbol.path, each.hook.make(each.value), HookType.AROUND)
+        names.append(each.hook.symbol.path)
+    loaders = _loaders(want)
+    names += [loader.path for loader in loaders]
+    made = Active(want, tables, tuple(names), choose(want.plan, want.slices))
+    HookRegistry.register(loaders[0].path, _around(made), HookType.AROUND)
+    if len(loaders) > 1:
+        HookRegistry.register(loaders[1].path, _around_draft(made), HookType.AROUND)
     return made
 
 
@@ -115,15 +130,29 @@ def _around(made: Active) -> Callable[..., Any]:
     ) -> Any:
         """Pads by checkpoint name before SGLang slices, then proves what this rank has become."""
         made.check_model(model)
-        padder = padding.Padder(made.want.plan)
-        stream = padder.stream(made.without_tables(weights))
-        result = original(model, stream, *rest, **named)
-        if padder.count != made.want.to_pad:
-            raise RefusedError(
-                f"{padder.count} tensors were padded, {made.want.to_pad} must be: {padder.padded}"
-            )
-        prove(made, padder.count)
+        sys.stdout.write(f"sparkyard: weights from {made.source.name}: {made.source.note}\n")
+        result = original(model, made.source.stream(weights, made.loads), *rest, **named)
+        prove(made, _count(made, made.want.to_pad))
         sys.stdout.flush()
         return result
 
     return load_weights
+
+
+def _around_draft(made: Active) -> Callable[..., Any]:
+    def load_weights(original: Callable[..., Any], model: Any, weights: Iterable[tuple[str, Any]]) -> Any:
+        """The draft's own tensors, padded like the main model's."""
+        made.check_shapes(model.config)
+        result = original(model, made.source.stream(weights, is_draft))
+        _count(made, made.want.draft_to_pad)
+        return result
+
+    return load_weights
+
+
+def _count(made: Active, expected: int) -> int:
+    """Tensors in padded shapes. Raises RefusedError unless it is every one that has to be."""
+    found = sum(made.source.padded.values())
+    if found != expected:
+        raise RefusedError(f"{found} tensors were padded, {expected} must be: {made.source.padded}")
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ STOP_MARGIN_S = 30.0
 PROOF_TIMEOUT_S = 10.0
 NOFILE = 1_048_576
 """Eight ranks open that many: fleets died at the default of 1,024 (file descriptors of NCCL proxies)."""
+STACK_BYTES = 64 << 20
+"""As fleets run this model."""
+SECCOMP = "data/seccomp.json"
+"""In this package: the default of moby 20.10.24 (Apache-2.0), which still has io_uring, and later harmless calls."""
 GPU_DRIVER = Path("/proc/driver/nvidia/version")
 RDMA_DEVICES = Path("/dev/infiniband")
 
@@ -39,19 +44,24 @@ def run_arguments(
     env: dict[str, str],
     *,
     gpu: bool,
-    rdma: bool,
+    devices: tuple[str, ...],
+    seccomp: str,
 ) -> list[str]:
     """Everything between `docker run` and the command. Pure.
 
     Args:
         folders: absolute path -> writable; each stands at the same path inside.
-        gpu: the node has the NVIDIA driver. rdma: it has RDMA devices.
+        gpu: the node has the NVIDIA driver.
+        devices: the node's RDMA devices; nothing is privileged.
+        seccomp: profile on the node: Docker's own default plus io_uring, which it leaves out since 25.0.
     """
     argv = ["--network", "host", "--ipc", "host", "--restart", "no", "--entrypoint", "python3"]
     argv += ["--ulimit", "memlock=-1", "--ulimit", f"nofile={NOFILE}:{NOFILE}", "--cap-add", "IPC_LOCK"]
+    argv += ["--ulimit", f"stack={STACK_BYTES}:{STACK_BYTES}"]
+    argv += ["--security-opt", "no-new-privileges", "--security-opt", f"seccomp={seccomp}"]
     argv += ["--log-opt", "max-size=16m", "--log-opt", "max-file=2"]
     argv += ["--gpus", "all"] if gpu else []
-    argv += ["--device", str(RDMA_DEVICES)] if rdma else []
+    argv += [word for device in devices for word in ("--device", device)]
     for name, value in sorted(labels.items()):
         argv += ["--label", f"{name}={value}"]
     for path, writable in sorted(folders.items()):
@@ -74,7 +84,8 @@ def start(home: Home, args: dict[str, Any], folder: Path, command: list[str], en
         if known["key"] == key(args) and not known["running"]:
             docker("rm", known["id"], timeout_s=ASK_TIMEOUT_S)
     name = f"sparkyard-{args['deployment']}-g{args['generation']}-r{args['rank']}-{home.node}"
-    argv = arguments(home, labels, args["image"], {str(folder): True, str(home.packs): False}, env)
+    folders = {str(folder): True, str(home.packs): False, str(home.slices): False}
+    argv = arguments(home, labels, args["image"], folders, env)
     return docker("run", "--detach", "--name", name, *argv, *command, timeout_s=RUN_TIMEOUT_S).strip()
 
 
@@ -83,7 +94,7 @@ def arguments(
 ) -> list[str]:
     """Arguments for this node: its devices, its folders, the account that the agent runs under."""
     cache = home.root / "cache"
-    for path in (cache, home.packs):
+    for path in (cache, home.packs, home.slices):
         path.mkdir(parents=True, exist_ok=True)
     root, _ = text.split(checkpoint_folder(home))
     everything = {**folders, root: False, str(cache): True}
@@ -91,9 +102,21 @@ def arguments(
     # Compiled kernels and tuning results stay on the node between boots: HOME is where the libraries keep them.
     env = {**env, "HOME": str(cache), "LANG": "C.UTF-8"}
     image = f"sparkyard/engine:{content[:12]}"
+    devices = tuple(str(path) for name in ("uverbs*", "rdma_cm") for path in sorted(RDMA_DEVICES.glob(name)))
     return user + run_arguments(
-        labels, image, everything, env, gpu=GPU_DRIVER.exists(), rdma=RDMA_DEVICES.is_dir()
+        labels, image, everything, env, gpu=GPU_DRIVER.exists(), devices=devices, seccomp=_seccomp(home)
     )
+
+
+def _seccomp(home: Home) -> str:
+    """The profile's file on this node; written once, Docker's client reads it at every start."""
+    content = pkgutil.get_data("node_agent", SECCOMP) or b""
+    path = home.root / "seccomp.json"
+    if not path.exists() or path.read_bytes() != content:
+        temporary = path.with_name(f".seccomp.{os.getpid()}.tmp")
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    return str(path)
 
 
 def checkpoint_folder(home: Home) -> str:

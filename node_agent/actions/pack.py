@@ -1,7 +1,8 @@
-"""Start the job that packs this rank's Engram rows."""
+"""Start the job that packs this rank's Engram rows, or its weight slices."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from node_agent import jobs
@@ -18,12 +19,20 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     job = f"pack-{args['store'][:16]}"
     image = args.get("image") or ""
     checkpoint = containers.checkpoint_folder(home) if image else str(home.checkpoint)
-    program = ["-m", "sparkyard_engine.engram.pack", "--checkpoint", checkpoint]
+    slices = args.get("what") == "slices"
+    stores = home.slices if slices else home.packs
+    stores.mkdir(parents=True, exist_ok=True)
+    module = "sparkyard_engine.slices.pack" if slices else "sparkyard_engine.engram.pack"
+    program = ["-m", module, "--checkpoint", checkpoint, "--output", str(stores / args["store"])]
     program += ["--revision", args["revision"], "--tp", str(args["tp"]), "--rank", str(args["rank"])]
-    program += ["--ownership", args["ownership"], "--output", str(home.packs / args["store"])]
+    if slices:
+        program += ["--padded-heads", str(args["padded_heads"])]
+        program += ["--padded-groups", str(args["padded_groups"])]
+    else:
+        program += ["--ownership", args["ownership"]]
     program += ["--status", str(home.jobs / job / "status.json")]
     if image:
-        argv, env = _in_container(home, job, image, program), environment()
+        argv, env = _in_container(home, job, image, program, stores), environment()
     else:
         argv = [args["python"], *program]
         env = {"PYTHONPATH": str(home.engines / args["engine"]), "OMP_NUM_THREADS": "1"}
@@ -31,7 +40,7 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     return {"job": job}
 
 
-def _in_container(home: Home, job: str, image: str, program: list[str]) -> list[str]:
+def _in_container(home: Home, job: str, image: str, program: list[str], stores: Path) -> list[str]:
     """The job's process is the Docker client, attached: it ends as the container ends, and its signals get there.
 
     What a client that was killed left running is ended first: a store has one writer.
@@ -40,6 +49,6 @@ def _in_container(home: Home, job: str, image: str, program: list[str]) -> list[
     wanted = [word for name, value in labels.items() for word in ("--filter", f"label={name}={value}")]
     if old := docker("ps", "--all", "--quiet", *wanted, timeout_s=ASK_TIMEOUT_S).split():
         docker("rm", "--force", *old, timeout_s=REMOVE_TIMEOUT_S)
-    folders = {str(home.packs): True, str(home.jobs): True}
+    folders = {str(stores): True, str(home.jobs): True}
     argv = containers.arguments(home, labels, image, folders, {"OMP_NUM_THREADS": "1"})
     return [client_path(), "run", "--rm", *argv, *program]

@@ -84,6 +84,7 @@ def _here(
         "{engine}": str(engine),
         "{checkpoint}": checkpoint,
         "{packs}": str(home.packs),
+        "{slices}": str(home.slices),
     }
 
     def put(value: Any) -> Any:

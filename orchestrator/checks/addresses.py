@@ -218,6 +218,8 @@ def gid_pin(node: Node, yard: Yard) -> Iterable[Hit]:
     places["the system's environment"] = nccl.environment if nccl else {}
     docker = value(node.facts.docker)
     for container in docker.containers if docker else ():
+        if any(key.startswith("sparkyard") for key in container.labels):
+            continue  # ours: looked up on this node when it was started
         places[f"container {container.name}"] = container.environment
     places["the profile"] = dict(yard.environment)
     for place, settings in places.items():

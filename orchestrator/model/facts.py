@@ -99,9 +99,10 @@ class ProofFacts(Frozen):
 
 
 class StoreFacts(Frozen):
-    """One packed Engram store."""
+    """One packed store: Engram tables, or weight slices."""
 
     store: Digest
+    kind: Literal["tables", "slices"] = "tables"
     path: Text
     complete: bool
     bytes: int = Field(default=0, ge=0)

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from orchestrator.model.cluster import Cluster, Node
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.frozen import identity
-from orchestrator.model.profile import Profile
+from orchestrator.model.profile import PluginSetting, Profile
 
 STORE_FORMAT = 1
 """Version of the packed Engram format (docs/engram-store.md)."""
+SLICE_FORMAT = 1
+"""Version of the slice store (docs/formats.md)."""
 PROOF_SEED = 20_260_101
 PROOF_BLOCKS = 48
 """Blocks of 64 KiB that every node reads through the share: 3 MiB, a second on the slowest link seen."""
@@ -61,6 +63,23 @@ class Goal:
                 "tp": self.profile.parallel.tp,
                 "rank": rank,
                 "ownership": self.profile.engram.ownership,
+            }
+        )
+
+    def slices(self, rank: int, index_sha256: str) -> str | None:
+        """Store id of a rank's weight slices (docs/formats.md); None when the profile boots from the checkpoint."""
+        settings = self.profile.settings
+        if not any(isinstance(s, PluginSetting) and s.plugin == "slices" and s.value for s in settings):
+            return None
+        padding = self.profile.parallel.padding
+        return identity(
+            {
+                "format": SLICE_FORMAT,
+                "revision": self.profile.model.revision,
+                "index_sha256": index_sha256,
+                "tp": self.profile.parallel.tp,
+                "rank": rank,
+                "padding": padding.model_dump() if padding else {},
             }
         )
 

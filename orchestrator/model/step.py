@@ -121,7 +121,7 @@ class ProveCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class StartPack:
-    """Start the job that writes this rank's Engram rows to the node's own disk."""
+    """Start the job that writes this rank's Engram rows, or its weight slices, to the node's own disk."""
 
     store: str
     revision: str
@@ -133,6 +133,10 @@ class StartPack:
     spec: str
     image: str = ""
     """Content label of the image that it runs in; empty: `python` on the node itself."""
+    what: Literal["tables", "slices"] = "tables"
+    padded_heads: int = 0
+    """Padded shapes, for slices; 0 without padding."""
+    padded_groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,7 @@ class PackDone:
     """The pack job has finished and its store is complete."""
 
     store: str
+    what: Literal["tables", "slices"] = "tables"
 
 
 @dataclass(frozen=True, slots=True)

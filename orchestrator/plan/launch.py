@@ -1,8 +1,8 @@
 """Rank specs: what each rank runs, from profile, cluster and what is known of the nodes' links. Pure.
 
-A spec leaves four places open, which the node's agent fills with its own folders: `{directory}`, `{engine}`,
-`{checkpoint}` and `{packs}`. The identity of a spec is that of its JSON with the places open, so it can be computed
-before any node has been asked.
+A spec leaves five places open, which the node's agent fills with its own folders: `{directory}`, `{engine}`,
+`{checkpoint}`, `{packs}` and `{slices}`. The identity of a spec is that of its JSON with the places open, so it
+can be computed before any node has been asked.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ def rank_specs(
     *,
     generation: int,
     stores: Mapping[int, str],
+    slices: Mapping[int, str] | None = None,
     fabrics: Mapping[str, Fabric] | None = None,
 ) -> tuple[RankSpec, ...]:
     """The spec of every rank, rank 0 first.
 
-    `stores` gives the id of each rank's packed Engram store; `fabrics` what was looked up on each node about its links,
-    by node name (not needed on a single host). Raises ConfigError when the cluster cannot carry the profile.
+    `stores` and `slices` give the ids of each rank's packed Engram store and slice store; `fabrics` what was looked up
+    on each node about its links, by node name (not needed on a single host).
+    Raises ConfigError when the cluster cannot carry the profile.
     """
     nodes = placed(profile, cluster)
     if cluster.topology != "single-host":
@@ -62,7 +64,12 @@ def rank_specs(
             raise ConfigError([f"links of {', '.join(missing)}: not known; a rank spec needs them looked up"])
     found = fabrics or {}
     return tuple(
-        RankSpec(node.name, rank, _body(profile, cluster, nodes, rank, generation, stores.get(rank), found))
+        RankSpec(
+            node.name,
+            rank,
+            _body(profile, cluster, nodes, rank, generation, found)
+            | {"plugin": _plugin(profile, rank, stores.get(rank), (slices or {}).get(rank))},
+        )
         for rank, node in enumerate(nodes)
     )
 
@@ -83,7 +90,6 @@ def _body(
     nodes: tuple[Node, ...],
     rank: int,
     generation: int,
-    store: str | None,
     fabrics: Mapping[str, Fabric],
 ) -> dict[str, Any]:
     node, head = nodes[rank], nodes[0]
@@ -102,7 +108,6 @@ def _body(
         "api_port": ports.api + node.port_offset,
         "gate_port": ports.gate + head.port_offset if rank == 0 and len(nodes) > 1 else None,
         "metrics_port": ports.api + node.port_offset,
-        "plugin": _plugin(profile, rank, store),
     }
 
 
@@ -178,7 +183,7 @@ def environment(profile: Profile, cluster: Cluster, rank: int, fabric: Fabric | 
     return env
 
 
-def _plugin(profile: Profile, rank: int, store: str | None) -> dict[str, Any]:
+def _plugin(profile: Profile, rank: int, store: str | None, slices: str | None) -> dict[str, Any]:
     engram: dict[str, Any] = {"mode": profile.engram.mode, "ownership": profile.engram.ownership}
     if profile.engram.mode == "disk":
         if store is None:
@@ -189,7 +194,10 @@ def _plugin(profile: Profile, rank: int, store: str | None) -> dict[str, Any]:
     }
     if rank == 0 and profile.ports.api_key_file is not None:
         settings["api_key_file"] = profile.ports.api_key_file
-    return {"engram": engram, "padding": overrides(profile), "settings": settings}
+    plugin: dict[str, Any] = {"engram": engram, "padding": overrides(profile), "settings": settings}
+    if slices is not None:
+        plugin["slices"] = {"store": f"{{slices}}/{slices}", "revision": profile.model.revision}
+    return plugin
 
 
 def absent(profile: Profile) -> tuple[AbsentSetting, ...]:

@@ -1,6 +1,8 @@
-"""pack: each serving node's own disk holds exactly its rank's Engram rows."""
+"""pack: each serving node's own disk holds exactly its rank's Engram rows, and its weight slices."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from orchestrator.model.facts import ClusterFacts, NodeFacts
 from orchestrator.model.frozen import identity
@@ -31,30 +33,46 @@ def decide(goal: Goal, facts: ClusterFacts) -> Decision:
         ):
             failure = Failure(node.name, "refused", "does not reach the checkpoint", "sparkyard share")
             return Blocked((failure,))
-        store = goal.store(rank, index)
-        if any(found.store == store and found.complete for found in here.stores):
-            continue
-        contained = goal.profile.engine.runtime == "docker"
-        if node.engine_python is None and not contained:
-            return Blocked((_no_python(node.name),))
-        if lacking := _no_room(goal, here):
-            return Blocked((lacking,))
-        spec = identity({"store": store, "engine": goal.package.digest})
-        if not any(job.kind == "pack" and job.spec == spec and job.state == "running" for job in here.jobs):
-            action = StartPack(
-                store,
-                goal.profile.model.revision,
-                goal.profile.parallel.tp,
-                rank,
-                goal.profile.engram.ownership,
-                goal.package.digest,
-                node.engine_python or "python3",
-                spec,
-                image.content(goal) if contained else "",
-            )
-            steps.append(Step(node.name, action, f"rank {rank}'s tables are not on this disk", START_BOUND_S))
-        waits.append(Wait(node.name, PackDone(store), f"rank {rank}'s tables", goal.profile.deadlines.pack_s))
-    return Stage("pack the Engram tables", tuple(steps), tuple(waits)) if waits else None
+        for what, store in _wanted(goal, rank, index):
+            if any(found.store == store and found.complete for found in here.stores):
+                continue
+            contained = goal.profile.engine.runtime == "docker"
+            if node.engine_python is None and not contained:
+                return Blocked((_no_python(node.name),))
+            if what == "tables" and (lacking := _no_room(goal, here)):
+                return Blocked((lacking,))
+            action = _start(goal, node.engine_python or "python3", rank, what, store)
+            running = [job.spec for job in here.jobs if job.kind == "pack" and job.state == "running"]
+            if action.spec not in running:
+                why = f"rank {rank}'s {what} are not on this disk"
+                steps.append(Step(node.name, action, why, START_BOUND_S))
+            deadline_s = goal.profile.deadlines.pack_s
+            waits.append(Wait(node.name, PackDone(store, what), f"rank {rank}'s {what}", deadline_s))
+    return Stage("pack tables and slices", tuple(steps), tuple(waits)) if waits else None
+
+
+def _wanted(goal: Goal, rank: int, index: str) -> list[tuple[Literal["tables", "slices"], str]]:
+    slices = goal.slices(rank, index)
+    found: list[tuple[Literal["tables", "slices"], str]] = [("tables", goal.store(rank, index))]
+    return found if slices is None else [*found, ("slices", slices)]
+
+
+def _start(goal: Goal, python: str, rank: int, what: Literal["tables", "slices"], store: str) -> StartPack:
+    padding = goal.profile.parallel.padding if what == "slices" else None
+    return StartPack(
+        store,
+        goal.profile.model.revision,
+        goal.profile.parallel.tp,
+        rank,
+        goal.profile.engram.ownership,
+        goal.package.digest,
+        python,
+        identity({"store": store, "engine": goal.package.digest}),
+        image.content(goal) if goal.profile.engine.runtime == "docker" else "",
+        what,
+        padding.num_attention_heads if padding else 0,
+        padding.o_groups if padding else 0,
+    )
 
 
 def store_bytes(goal: Goal, table_rows: list[int]) -> int:

@@ -95,13 +95,13 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
 def after_wait(here: NodeFacts, until: Condition) -> NodeFacts:
     """Facts of the node once the condition holds."""
     match until:
-        case PackDone(store=store):
+        case PackDone(store=store, what=what):
             jobs = tuple(
                 job.model_copy(update={"state": "done"}) if job.id == f"pack-{store[:16]}" else job
                 for job in here.jobs
             )
             kept = tuple(found for found in here.stores if found.store != store)
-            made = StoreFacts(store=store, path="", complete=True)
+            made = StoreFacts(store=store, kind=what, path="", complete=True)
             return here.model_copy(update={"jobs": jobs, "stores": (*kept, made)})
         case RankAt(deployment=deployment, generation=generation, rank=rank, phase=phase):
             here = _change_rank(here, deployment, generation, rank, {"phase": phase})
@@ -191,8 +191,8 @@ def _ready_everywhere(here: NodeFacts, deployment: str, generation: int) -> Node
 
 
 def _prove_rank(here: NodeFacts, deployment: str, generation: int, rank: int) -> NodeFacts:
-    """A rank that serves has attached the newest complete store of its node."""
-    complete = [store.store for store in here.stores if store.complete]
+    """A rank that serves has attached the newest complete tables of its node."""
+    complete = [store.store for store in here.stores if store.complete and store.kind == "tables"]
     return _change_rank(
         here, deployment, generation, rank, {"proven_store": complete[-1] if complete else None}
     )

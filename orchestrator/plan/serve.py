@@ -24,6 +24,7 @@ from orchestrator.model.step import (
     Wait,
 )
 from orchestrator.plan import build, image, pack, share
+from orchestrator.plan.fabric import looked_up
 from orchestrator.plan.holds import ended_ranks
 from orchestrator.plan.launch import rank_specs
 from orchestrator.plan.missing import unanswered
@@ -44,7 +45,15 @@ def specs(goal: Goal, facts: ClusterFacts, generation: int) -> tuple[Spec, ...]:
     """The spec of every rank, rank 0 first."""
     index = goal.index_sha256(facts) or ""
     stores = {rank: goal.store(rank, index) for rank in range(len(goal.ranked))}
-    made = rank_specs(goal.profile, goal.cluster, generation=generation, stores=stores)
+    known = {rank: goal.slices(rank, index) for rank in stores}
+    made = rank_specs(
+        goal.profile,
+        goal.cluster,
+        generation=generation,
+        stores=stores,
+        slices={rank: found for rank, found in known.items() if found is not None},
+        fabrics=looked_up(goal.cluster, facts),
+    )
     return tuple(Spec(dict(spec.body), spec.identity, stores[spec.rank]) for spec in made)
 
 

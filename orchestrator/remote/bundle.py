@@ -20,7 +20,7 @@ def agent() -> tuple[str, bytes]:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo("__main__.py", EPOCH), ENTRY)
-        for path in sorted(SOURCES.rglob("*.py")):
+        for path in sorted((*SOURCES.rglob("*.py"), *SOURCES.rglob("*.json"))):
             name = f"node_agent/{path.relative_to(SOURCES).as_posix()}"
             archive.writestr(zipfile.ZipInfo(name, EPOCH), path.read_bytes(), zipfile.ZIP_DEFLATED)
     data = buffer.getvalue()

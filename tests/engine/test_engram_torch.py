@@ -241,6 +241,22 @@ def test_the_token_map_equals_the_engine_own() -> None:
         compress_tokenizer(tokenizer, size + 1)
 
 
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=20), st.integers(0, 3))
+@settings(derandomize=True, deadline=None, max_examples=30)
+def test_windows_with_image_tokens_equal_the_engine_own_hasher(tokens, position) -> None:
+    engram = pytest.importorskip("sglang.srt.layers.engram")
+    tokenizer = small_tokenizer()
+    token_map, size = engram.build_compressed_token_map(tokenizer)
+    layout = engram.EngramLayout.from_config(engine_config(LAYOUT, VOCAB))
+    theirs = engram.EngramHasher(layout, tokenizer, 2, size)
+    theirs.image_token_id = 7
+    ours = Hasher.build(LAYOUT, np.asarray(token_map), 2, size, image_token=7)
+    history = np.arange(position) + 3
+    window, blocked = ours.windows(np.asarray(tokens), history=history, position=position)
+    due, _ = theirs.hash_windows(torch.from_numpy(window), torch.from_numpy(blocked))
+    assert (due.numpy() == ours.row_ids(window, blocked)).all()
+
+
 KERNEL = """
 import torch
 from sparkyard_engine.engram.torch_side.dequant import dequantise_reference, launch_kernel

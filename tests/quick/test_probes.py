@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from node_agent.facts import Live
-from node_agent.probes import gpu, kernels, nvme
+from node_agent.probes import collective, gpu, kernels, nvme, perftest
 from orchestrator.model.probes import BurnProbe, GemvProbe, NvmeProbe
 
 HAS_GPU = shutil.which("nvidia-smi") is not None
@@ -66,3 +66,33 @@ def test_the_ptx_is_valid(architecture: str, tmp_path: Path) -> None:
         str(tmp_path / "probe.cubin"),
     ]
     assert subprocess.run(command, capture_output=True, check=False).stderr == b""
+
+
+def test_a_collective_that_ends_without_a_result_has_failed() -> None:
+    found = collective.run(
+        ["sh", "-c", "echo ibv_reg_mr_iova2 failed: Cannot allocate memory; exit 1"], {}, None
+    )
+    assert not found["ok"]
+    assert "ibv_reg_mr_iova2" in found["text"]
+    with pytest.raises(gpu.ProbeError, match="No such file"):
+        collective.run(["/nonexistent/python"], {}, None)
+
+
+def test_the_transport_is_read_from_the_log_of_nccl() -> None:
+    log = "spark-1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f1:1/RoCE [RO]; OOB enP7s7\n"
+    end = 'SPARKYARD {"right": true, "gigabytes_per_s": 22.1, "nccl": "2.28.3", "backend": "nccl"}\n'
+    assert collective.parse(log + end) == {"gigabytes_per_s": 22.1, "transport": "NET/IB", "right": True}
+    assert collective.parse(log.replace("NET/IB", "NET/Socket") + end)["transport"] == "NET/Socket"
+
+
+@pytest.mark.parametrize("device", ["rocep1s0f0; reboot", "", "$(id)"])
+def test_no_odd_device_reaches_a_command_line(device: str) -> None:
+    with pytest.raises(ValueError, match="not a device"):
+        perftest.command(device, 3, 18515, "192.168.0.1")
+
+
+def test_the_bandwidth_is_the_average_column() -> None:
+    text = " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
+    row = " 65536      882805           0.00               92.57                0.176554\n"
+    assert perftest.parse_bandwidth(text + row) == 92.57
+    assert perftest.parse_bandwidth(text) is None

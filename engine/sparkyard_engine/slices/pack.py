@@ -14,8 +14,11 @@ import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from sparkyard_engine import padding
 from sparkyard_engine.engram.status import JobStatus, State
@@ -28,6 +31,21 @@ CONFIG_LIMIT_BYTES = 16 << 20
 STATUS_PERIOD_S = 0.5
 SPARE_BYTES = 1 << 30
 NOTHING = Piece(0, 0, 0)  # of a rank that has only padding
+DTYPES = {  # safetensors → torch's name, bytes an entry
+    "BF16": ("bfloat16", 2),
+    "F16": ("float16", 2),
+    "F32": ("float32", 4),
+    "F64": ("float64", 8),
+    "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+    "F8_E8M0": ("float8_e8m0fnu", 1),
+    "I8": ("int8", 1),
+    "I16": ("int16", 2),
+    "I32": ("int32", 4),
+    "I64": ("int64", 8),
+    "U8": ("uint8", 1),
+    "BOOL": ("bool", 1),
+}
 EXIT_FINE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
@@ -124,8 +142,6 @@ def plan_of(checkpoint: Path, tp: int, padded: dict[str, int]) -> padding.Plan:
 
 
 def _write(job: Job, folder: Path) -> Manifest:
-    from safetensors import safe_open
-
     plan = plan_of(job.checkpoint, job.identity.tp, dict(job.identity.padding))
     index = read_json(job.checkpoint / INDEX, LIMIT_BYTES)
     names = (index or {}).get("weight_map")
@@ -133,7 +149,7 @@ def _write(job: Job, folder: Path) -> Manifest:
         raise SliceError(f"{job.checkpoint / INDEX}: no weight_map")
     shards = sorted(set(names.values()))
     cuts = {shard: _cuts(job, plan, shard) for shard in shards}
-    total = sum(_stored_bytes(made, size) for found in cuts.values() for _, made, size in found)
+    total = sum(tensor.bytes for found in cuts.values() for tensor in found)
     free = shutil.disk_usage(folder).free
     if free < total + SPARE_BYTES:
         raise SliceError(f"{folder}: the slices take {total} B, {free} B are free")
@@ -144,84 +160,84 @@ def _write(job: Job, folder: Path) -> Manifest:
         if not cuts[shard]:
             continue
         name = f"slices-{number:05d}.bin"
-        with (
-            safe_open(job.checkpoint / shard, framework="pt") as source,
-            (folder / name).open("wb") as target,
-        ):
-            for tensor, made, _ in cuts[shard]:
-                taken = _take(source.get_slice(tensor), made)
-                raw = memoryview(_bytes_of(taken))
-                dtype = str(taken.dtype).removeprefix("torch.")
-                entries.append(Entry(tensor, dtype, made, name, target.tell(), len(raw), zlib.crc32(raw)))
+        source = np.memmap(job.checkpoint / shard, np.uint8, "r")
+        with (folder / name).open("wb") as target:
+            for tensor in cuts[shard]:
+                raw = np.ascontiguousarray(_take(source, tensor)).reshape(-1).data
+                place = target.tell()
+                entries.append(
+                    Entry(tensor.name, tensor.dtype, tensor.cut, name, place, len(raw), zlib.crc32(raw))
+                )
                 target.write(raw)
                 progress.advance(len(raw))
             target.flush()
             os.fsync(target.fileno())
             files[name] = target.tell()
             os.posix_fadvise(target.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        del source
         _drop_cache(job.checkpoint / shard)
     return Manifest(job.identity.value(), tuple(entries), files)
 
 
-def _cuts(job: Job, plan: padding.Plan, shard: str) -> list[tuple[str, Cut, int]]:
-    """(name, cut, bytes an entry) of each tensor of a shard that this rank loads, in the shard's order."""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor in its shard: torch's name of the dtype, bytes an entry, place of its first byte, and the rank's cut."""
+
+    name: str
+    dtype: str
+    entry_bytes: int
+    shape: tuple[int, ...]
+    offset: int
+    cut: Cut
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.cut.stored_shape) * self.entry_bytes
+
+
+def _cuts(job: Job, plan: padding.Plan, shard: str) -> list[_Stored]:
+    """The tensors of a shard of which this rank loads something, in the shard's order."""
     path = job.checkpoint / shard
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= LIMIT_BYTES:
             raise SliceError(f"{path}: no safetensors header")
-        header: dict[str, Any] = json.loads(file.read(length))
+        try:
+            header: dict[str, Any] = json.loads(file.read(length))
+        except ValueError as error:
+            raise SliceError(f"{path}: damaged header: {error}") from error
+    header.pop("__metadata__", None)
     found = []
-    for name, entry in sorted(
-        (item for item in header.items() if item[0] != "__metadata__"),
-        key=lambda item: item[1]["data_offsets"],
-    ):
-        first, last = entry["data_offsets"]
-        count = 1
-        for size in entry["shape"]:
-            count *= size
-        made = cut(padding.rule_of(plan.rules, name), entry["shape"], plan.placement, job.identity.rank)
-        if made is not None and count:
-            found.append((name, made, (last - first) // count))
+    try:
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            shape = tuple(int(size) for size in entry["shape"])
+            dtype, entry_bytes = DTYPES[entry["dtype"]]
+            made = cut(padding.rule_of(plan.rules, name), shape, plan.placement, job.identity.rank)
+            if made is not None:
+                place = 8 + length + int(entry["data_offsets"][0])
+                found.append(_Stored(name, dtype, entry_bytes, shape, place, made))
+    except (KeyError, TypeError, ValueError) as error:
+        raise SliceError(f"{path}: damaged header: {error!r}") from error
+    end = max((each.offset + prod(each.shape) * each.entry_bytes for each in found), default=0)
+    if path.stat().st_size < end:
+        raise SliceError(f"{path}: {path.stat().st_size} B, its header describes {end}: truncated")
     return found
 
 
-def _stored_bytes(made: Cut, entry_bytes: int) -> int:
-    size = entry_bytes
-    for extent in made.stored_shape:
-        size *= extent
-    return size
-
-
-def _take(source: Any, made: Cut) -> Any:
-    """The pieces of one tensor, joined; reads only them."""
-    import torch
-
-    if made.axis is None:
-        return source[:] if len(made.shape) else source[...]
+def _take(source: Any, tensor: _Stored) -> Any:
+    """uint8: the pieces of one tensor, joined along the axis; touches no other page of the shard."""
+    size = prod(tensor.shape) * tensor.entry_bytes
+    whole = source[tensor.offset : tensor.offset + size].reshape(*tensor.shape, tensor.entry_bytes)
+    axis = tensor.cut.axis
+    if axis is None:
+        return whole
     parts = [
-        source[piece.source : piece.source + piece.length]
-        if made.axis == 0
-        else source[:, piece.source : piece.source + piece.length]
-        for piece in made.pieces or (NOTHING,)
+        whole[piece.source : piece.source + piece.length]
+        if axis == 0
+        else whole[:, piece.source : piece.source + piece.length]
+        for piece in tensor.cut.pieces or (NOTHING,)
     ]
-    return (
-        parts[0]
-        if len(parts) == 1
-        else torch.cat([_raw(part) for part in parts], made.axis).view(parts[0].dtype)
-    )
-
-
-def _raw(tensor: Any) -> Any:
-    import torch
-
-    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
-
-
-def _bytes_of(tensor: Any) -> Any:
-    import torch
-
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
 
 
 def _drop_cache(path: Path) -> None:
