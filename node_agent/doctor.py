@@ -65,9 +65,7 @@ def _allreduce(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     if args.get("image"):
         name = f"sparkyard-allreduce-{home.node}"
         labels = {containers.NODE: home.node}
-        image = f"sparkyard/engine:{str(args['image'])[:12]}"
-        here = {"gpu": containers.GPU_DRIVER.exists(), "rdma": containers.RDMA_DEVICES.is_dir()}
-        argv = containers.run_arguments(labels, image, {}, env, **here)
+        argv = containers.engine_arguments(home, labels, str(args["image"]), {}, {**env, "HOME": "/tmp"})  # noqa: S108
         command = ["docker", "run", "--rm", "--name", name, *argv, "-c", collective.PROGRAM]
         return collective.run(command, {}, ["docker", "rm", "--force", name])
     python = str(args.get("python") or "")

@@ -98,13 +98,20 @@ def arguments(
         path.mkdir(parents=True, exist_ok=True)
     root, _ = text.split(checkpoint_folder(home))
     everything = {**folders, root: False, str(cache): True}
-    user = ["--user", f"{os.getuid()}:{os.getgid()}"]
     # Compiled kernels and tuning results stay on the node between boots: HOME is where the libraries keep them.
-    env = {**env, "HOME": str(cache), "LANG": "C.UTF-8"}
+    return engine_arguments(home, labels, content, everything, {**env, "HOME": str(cache)})
+
+
+def engine_arguments(
+    home: Home, labels: dict[str, str], content: str, folders: dict[str, bool], env: dict[str, str]
+) -> list[str]:
+    """The engine's image with this node's devices, under the account of the agent; these folders and no others."""
+    user = ["--user", f"{os.getuid()}:{os.getgid()}"]
+    env = {"LANG": "C.UTF-8", **env}
     image = f"sparkyard/engine:{content[:12]}"
     devices = tuple(str(path) for name in ("uverbs*", "rdma_cm") for path in sorted(RDMA_DEVICES.glob(name)))
     return user + run_arguments(
-        labels, image, everything, env, gpu=GPU_DRIVER.exists(), devices=devices, seccomp=_seccomp(home)
+        labels, image, folders, env, gpu=GPU_DRIVER.exists(), devices=devices, seccomp=_seccomp(home)
     )
 
 
