@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from sparkyard_engine.asked import Disk, RefusedError
-from sparkyard_engine.engram.hashing import SCALE_BYTES, WEIGHT_BYTES
+from sparkyard_engine.engram.hashing import WEIGHT_BYTES
 from sparkyard_engine.engram.reader import Reader
 from sparkyard_engine.meters import Meters
-
-VALUES_PER_SCALE = WEIGHT_BYTES // SCALE_BYTES
 
 
 class Tables:
@@ -20,7 +16,18 @@ class Tables:
     def __init__(self, disk: Disk) -> None:
         self.disk = disk
         self.readers: dict[int, Reader] = {}
-        self.meters: Meters | None = None
+        self.on_device = False  # look-ups run as host functions of the device, out of Python's sight
+        self._meters: Meters | None = None
+
+    @property
+    def meters(self) -> Meters | None:
+        """None until the ranks have found each other."""
+        return self._meters
+
+    @meters.setter
+    def meters(self, meters: Meters) -> None:
+        self._meters = meters
+        meters.poll = self._count_all if self.on_device else None
 
     def open(self, layer: int) -> Reader:
         """Raises StoreError when the store is not this rank's or not whole."""
@@ -36,35 +43,12 @@ class Tables:
 
     def count(self, layer: int) -> None:
         """After every batch; free until the meters exist."""
-        if self.meters is not None:
-            self.meters.count(layer, self.readers[layer].counters)
+        if self._meters is not None:
+            self._meters.count(layer, self.readers[layer].counters)
 
-
-def decode(weight: Any, scale: Any) -> Any:
-    """uint8 tensors [n, 256] (e4m3 codes) and [n, 8] (e8m0 codes) → bfloat16 [n, 256], exactly as SGLang
-    decodes."""
-    import torch
-
-    values = weight.view(torch.float8_e4m3fn).float().unflatten(-1, (-1, VALUES_PER_SCALE))
-    scales = scale.view(torch.float8_e8m0fnu).float().unsqueeze(-1)
-    return (values * scales).flatten(-2).to(torch.bfloat16)
-
-
-def read(reader: Reader, ids: Any) -> Any:
-    """Row ids int64[...] → bfloat16[..., 256] on the ids' device; rows of other ranks are zero."""
-    import torch
-
-    flat = ids.reshape(-1).to("cpu", torch.int64).contiguous().numpy()
-    weight = np.empty((flat.size, WEIGHT_BYTES), dtype=np.uint8)
-    scale = np.empty((flat.size, SCALE_BYTES), dtype=np.uint8)
-    place = np.empty(flat.size, dtype=np.int32)
-    distinct = reader.read_distinct(flat, weight, scale, place)
-    rows = decode(
-        torch.from_numpy(weight[:distinct]).to(ids.device), torch.from_numpy(scale[:distinct]).to(ids.device)
-    )
-    # Place −1, a row of another rank, takes the zero row at the end.
-    table = torch.cat((rows, rows.new_zeros(1, WEIGHT_BYTES)))
-    return table[torch.from_numpy(place).to(ids.device, torch.int64)].view(*ids.shape, WEIGHT_BYTES)
+    def _count_all(self) -> None:
+        for layer in self.readers:
+            self.count(layer)
 
 
 def disk_embedding(stock: type, tables: Tables) -> type:
@@ -73,6 +57,7 @@ def disk_embedding(stock: type, tables: Tables) -> type:
 
     It has no parameters, so nothing of the table is loaded from the checkpoint.
     """
+    import torch
     from sglang.srt.distributed import tensor_model_parallel_all_reduce
     from sglang.srt.runtime_context import get_parallel
     from torch import nn
@@ -99,14 +84,18 @@ def disk_embedding(stock: type, tables: Tables) -> type:
             self.peer = None
             self.staged_by_scheduler = False
             self._sort_host_reads = False
-            self.columns = len(column_bounds) - 1
-            self.on_device: DiskEmbedding | None = None
-            self.reader = tables.open(layer_id)
-            if self.reader.header.table_rows != num_embeddings:
+            reader = tables.open(layer_id)
+            if reader.header.table_rows != num_embeddings:
                 raise RefusedError(
-                    f"layer {layer_id}: the store was packed from a table of {self.reader.header.table_rows} rows, "
+                    f"layer {layer_id}: the store was packed from a table of {reader.header.table_rows} rows, "
                     f"the model has {num_embeddings}"
                 )
+            device = torch.empty(0).device  # SGLang builds the model under the device that it will run on
+            staging = None if device.type == "cpu" else Staging(reader, device)
+            tables.on_device = staging is not None
+            self.lookup = DiskEmbedding(
+                reader, len(column_bounds) - 1, staging=staging, reduce=tensor_model_parallel_all_reduce
+            )
 
         def forward(self, indices: Any, forward_batch: Any = None, *, cp_all_tokens: bool = False) -> Any:
             """Row ids int64[T, columns] → bfloat16[T, columns, 256], the same on every rank."""
@@ -115,25 +104,11 @@ def disk_embedding(stock: type, tables: Tables) -> type:
                 raise RefusedError(
                     "rows from disk need tensor parallelism alone: no context or data parallelism"
                 )
-            if indices.shape[0] == 0:
-                return self.new_rows(indices)
-            if indices.is_cuda:
-                return self.rows_on_device(indices)
             try:
-                rows = read(self.reader, indices)
+                rows = self.lookup.rows(indices)
             finally:
-                tables.count(self.layer_id)
-            return tensor_model_parallel_all_reduce(rows) if self.tp_size > 1 else rows
-
-        def rows_on_device(self, indices: Any) -> Any:
-            """As `forward`, through pinned memory and a host function, so that CUDA graphs stay whole. A row that
-            cannot be proven ends the process with one JSON line in the engine's log."""
-            if self.on_device is None:
-                reduce = tensor_model_parallel_all_reduce if self.tp_size > 1 else None
-                staging = Staging(self.reader, indices.device)
-                self.on_device = DiskEmbedding(self.reader, self.columns, staging=staging, reduce=reduce)
-            rows = self.on_device.rows(indices)
-            tables.count(self.layer_id)
+                if not tables.on_device:
+                    tables.count(self.layer_id)
             return rows
 
         def finish_load(self, label: str) -> None:

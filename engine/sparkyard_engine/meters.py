@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class Meters:
         from prometheus_client import Counter, Gauge
 
         self._rank, self._file = str(rank), directory / FILE
+        self.poll: Callable[[], None] | None = None  # where no forward pass counts: asked before each file
         self._seen: dict[int, Counters] = {}
         self._written: dict[int, Counters] = {}
         self._sums = [(Counter(name, text, ("tp_rank", "layer")), field) for name, text, field in SUMS]
@@ -59,6 +61,8 @@ class Meters:
     def _keep(self) -> None:
         tick = threading.Event()
         while not tick.wait(FILE_PERIOD_S):
+            if self.poll is not None:
+                self.poll()
             if self._seen != self._written:
                 self._write()
 

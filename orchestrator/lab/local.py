@@ -3,12 +3,14 @@ tests."""
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +29,11 @@ from orchestrator.plan.launch import rank_specs
 
 GATE_PORT, RENDEZVOUS_PORT, PORTS = 10, 20, 30  # places within a run of free ports; ranks take the first ones
 FIRST_PORT, LAST_PORT = 31000, 39000
-JOIN_TIMEOUT_S = 240.0  # 30 s measured with three ranks on two idle cores
-READY_TIMEOUT_S = 240.0
+JOIN_TIMEOUT_S = (
+    600.0  # 30 s with three ranks on two idle cores; imports are CPU time, a busy machine needs minutes
+)
+READY_TIMEOUT_S = 600.0
+PROOF_TIMEOUT_S = 20.0  # the ranks prove in the same step; rank 0 is ready seconds later
 DRAIN_S = 20.0
 POLL_S = 0.25
 PROBE_TIMEOUT_S = 5.0
@@ -84,7 +89,11 @@ def running(profile: Profile, files: Files, stores: Mapping[int, str] | None = N
     ``stores`` names each rank's packed store below ``files.packs``. Raises LocalRankError.
     """
     files = replace(files, engine=_installed(files))
-    bodies = specs(profile, _free_ports(), files, stores or {})
+    with _free_ports() as port:
+        yield from _booted(specs(profile, port, files, stores or {}), files)
+
+
+def _booted(bodies: Sequence[Mapping[str, Any]], files: Files) -> Iterator[Running]:
     started = time.monotonic()
     guards: list[subprocess.Popen[bytes]] = []
     directories = tuple(Path(body["directory"]) for body in bodies)
@@ -97,6 +106,7 @@ def running(profile: Profile, files: Files, stores: Mapping[int, str] | None = N
             httpx.post(f"http://127.0.0.1:{gate}/gate/activate", timeout=PROBE_TIMEOUT_S, trust_env=False)
         joined_s = time.monotonic() - started
         _wait(f"{urls[0]}/ready", READY_TIMEOUT_S, guards, directories)
+        _wait_for_proofs(guards, directories)
         pids = tuple(guard.pid for guard in guards)
         yield Running(urls[0], urls, directories, pids, joined_s, time.monotonic() - started)
     finally:
@@ -197,6 +207,15 @@ def _wait(
         time.sleep(POLL_S)
 
 
+def _wait_for_proofs(guards: Sequence[subprocess.Popen[bytes]], directories: Sequence[Path]) -> None:
+    """What answers must be these ranks, with the plug-in at work, and not a stranger on the same port."""
+    deadline = time.monotonic() + PROOF_TIMEOUT_S
+    while not all((directory / "proof.json").exists() for directory in directories):
+        if time.monotonic() > deadline or any(guard.poll() is not None for guard in guards):
+            raise LocalRankError(f"a rank is ready without its plug-in's proof.json:\n{tails(directories)}")
+        time.sleep(POLL_S)
+
+
 def tails(directories: Sequence[Path]) -> str:
     """The end of every rank's engine log: the true error is in one of them only."""
     parts = []
@@ -228,11 +247,23 @@ def _stop(guards: Sequence[subprocess.Popen[bytes]]) -> None:
             guard.wait()
 
 
-def _free_ports() -> int:
-    """The first of PORTS neighbouring ports on loopback that nothing listens on."""
+@contextmanager
+def _free_ports() -> Iterator[int]:
+    """The first of PORTS neighbouring ports on loopback that nothing listens on and no other run has claimed.
+
+    A rank listens only many seconds after its ports were chosen, so a run claims them with a file lock.
+    """
+    claims = Path(tempfile.gettempdir()) / f"sparkyard-ports-{os.getuid()}"
+    claims.mkdir(mode=0o700, exist_ok=True)
     for first in range(FIRST_PORT, LAST_PORT, PORTS):
-        if all(_is_free(first + place) for place in (*range(GATE_PORT), GATE_PORT, RENDEZVOUS_PORT)):
-            return first
+        with (claims / str(first)).open("w") as claim:
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            if all(_is_free(first + place) for place in (*range(GATE_PORT), GATE_PORT, RENDEZVOUS_PORT)):
+                yield first
+                return
     raise LocalRankError(f"no {PORTS} free ports in a row on 127.0.0.1 from {FIRST_PORT} to {LAST_PORT}")
 
 

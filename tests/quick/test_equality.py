@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.lab.equality import LOGPROB_TOLERANCE, Answer, compare
-from orchestrator.lab.local import reference
+from orchestrator.lab.local import PORTS, _free_ports, reference
 from orchestrator.lab.prompts import FIRST_TOKEN, LAST_TOKEN, prompts
 from orchestrator.load import load_profile
 
@@ -102,3 +102,11 @@ def test_the_reference_is_unpadded_and_in_memory() -> None:
     assert (other.parallel.tp, other.parallel.padding, other.engram.mode) == (1, None, "memory")
     assert other.settings == profile.settings
     assert other.model == profile.model
+
+
+def test_two_runs_never_choose_the_same_ports() -> None:
+    with _free_ports() as first:
+        with _free_ports() as second:
+            assert abs(first - second) >= PORTS
+        with _free_ports() as again:
+            assert again == second
