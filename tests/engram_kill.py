@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from sparkyard_engine.engram import pack
+from sparkyard_engine.engram.packjob import LOCK_NAME
 
 FINISH_EVERY = 10  # kills between two runs to the end
 
@@ -28,7 +29,7 @@ def child_pack(argv: list[str]) -> int:
 
 def store_bytes(store: Path) -> dict[str, bytes]:
     """Every file of a store but the lock."""
-    return {path.name: path.read_bytes() for path in store.iterdir() if path.name != pack.LOCK_NAME}
+    return {path.name: path.read_bytes() for path in store.iterdir() if path.name != LOCK_NAME}
 
 
 def kill_and_resume(checkpoint: Path, folder: Path, kills: int, seed: int) -> int:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkyard_engine.engram.format import PageSeal
+from sparkyard_engine.engram.page import PageSeal
 
 U8 = NDArray[np.uint8]
 

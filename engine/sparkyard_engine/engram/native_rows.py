@@ -11,9 +11,10 @@ import numpy as np
 from sparkyard_engine.engram.counters import LATENCY_BOUNDS_US, Counters
 from sparkyard_engine.engram.direct import DirectFile
 from sparkyard_engine.engram.errors import EngramError, OwnershipError, Reject
-from sparkyard_engine.engram.format import PAGE_BYTES, Header, PageSeal
+from sparkyard_engine.engram.format import PAGE_BYTES, Header
 from sparkyard_engine.engram.native import Library, address
 from sparkyard_engine.engram.ownership import describe
+from sparkyard_engine.engram.page import PageSeal
 from sparkyard_engine.engram.rows import I32, I64, U8, Shape, failure
 
 DEPTH: Final = (

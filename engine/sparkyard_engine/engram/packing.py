@@ -17,17 +17,9 @@ from numpy.typing import NDArray
 from sparkyard_engine.engram import native
 from sparkyard_engine.engram.direct import ALIGN_BYTES, DirectFile, aligned, open_direct
 from sparkyard_engine.engram.errors import MismatchError, Reject, SourceError, StoreError
-from sparkyard_engine.engram.format import (
-    EXTENT_PAGES,
-    PAGE_BYTES,
-    Header,
-    PageSeal,
-    TensorPlace,
-    encode_header,
-    extent_digest,
-    fill_payload,
-)
+from sparkyard_engine.engram.format import EXTENT_PAGES, PAGE_BYTES, Header, TensorPlace, encode_header
 from sparkyard_engine.engram.hashing import SCALE_BYTES, WEIGHT_BYTES
+from sparkyard_engine.engram.page import PageSeal, extent_digest, fill_payload
 from sparkyard_engine.engram.plan import EXTENT_ROWS, Extent, StorePlan, extents
 
 WORKERS: Final = 8  # 8 extents in flight keep one NVMe drive busy in both directions; ~17 MiB of buffers each

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from sparkyard_engine.engram.counters import Counters
 from sparkyard_engine.engram.direct import DirectFile, aligned
 from sparkyard_engine.engram.errors import EngramError, ReadError, Reject
-from sparkyard_engine.engram.format import PAGE_BYTES, ROWS_PER_PAGE, Header, PageSeal, row_slots
+from sparkyard_engine.engram.format import PAGE_BYTES, ROWS_PER_PAGE, Header
 from sparkyard_engine.engram.hashing import SCALE_BYTES, WEIGHT_BYTES
+from sparkyard_engine.engram.page import PageSeal, row_slots
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
