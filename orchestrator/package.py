@@ -21,6 +21,7 @@ ENGINE = Path(__file__).resolve().parents[1] / "engine"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold
 FILE_MODE = 0o100644
 SOURCE_FOLDERS = ("sparkyard_engine", "native")  # their layout below engine/ is kept
+IMAGE_FILES = ("Dockerfile", "requirements-image.lock")  # the package is the build context of the image
 SKIPPED_FOLDERS = frozenset({"__pycache__", "build"})
 SKIPPED_SUFFIXES = frozenset({".pyc", ".so", ".o"})  # made on the node, for its machine
 
@@ -53,8 +54,9 @@ def build_package(engine: Path = ENGINE) -> EnginePackage:
             for path in sorted((engine / folder).rglob("*"))
             if path.is_file() and _shipped(path.relative_to(engine))
         }
-        if (recipe := engine / "Dockerfile").is_file():  # the package is the build context of the image
-            sources["Dockerfile"] = recipe.read_bytes()
+        for name in IMAGE_FILES:
+            if (recipe := engine / name).is_file():
+                sources[name] = recipe.read_bytes()
     except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
         raise PackageError(f"{engine}: {error}") from error
     if "sparkyard_engine/__init__.py" not in sources:

@@ -113,7 +113,11 @@ def prove(active: Active, padded: int) -> None:
         "pid": mine["pid"],
         "engram": engram,
         "padded": padded,
-        "weights": {"from": active.source.name, "note": active.source.note},
+        "weights": {
+            "from": active.source.name,
+            "note": active.source.note,
+            "slice_bytes": active.source.slice_bytes,
+        },
         "ranks": rows,
         "hooks": list(active.hooks),
         "sglang": version("sglang"),

@@ -24,13 +24,17 @@ class Slices:
 
 @dataclass(slots=True)
 class Source:
-    """One process' weights. `note` says why it is what it is; `padded` counts tensors in padded shapes."""
+    """One process' weights. `note` says why it is what it is; `padded` counts tensors in padded shapes.
+
+    `slice_bytes` were read from the slice store so far.
+    """
 
     plan: padding.Plan
     slices: Slices | None
     manifest: Manifest | None
     note: str
     padded: dict[str, int] = field(default_factory=dict)
+    slice_bytes: int = 0
 
     @property
     def name(self) -> str:
@@ -47,6 +51,7 @@ class Source:
             padder.padded = self.padded
             yield from padder.stream(each for each in weights if wanted(each[0]))
             return
+        self.slice_bytes += sum(entry.bytes for entry in self.manifest.entries if wanted(entry.name))
         for name, tensor in load.stream(self.slices.store, self.manifest, wanted):
             if self.plan.pads(name) is not None:
                 kind = ".".join(name.split(".")[-2:])

@@ -16,7 +16,7 @@ from orchestrator.package import ENGINE, PackageError, build_package, write_pack
 
 
 def copied(folder: Path) -> Path:
-    shutil.copytree(ENGINE, folder, ignore=shutil.ignore_patterns("__pycache__", "*.lock"))
+    shutil.copytree(ENGINE, folder, ignore=shutil.ignore_patterns("__pycache__", "requirements-cpu.lock"))
     return folder
 
 
