@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from node_agent import doctor, look, process, watch
+from node_agent import doctor, look, process, tree, watch
 from node_agent.actions import blobs, desired, engine, image, load, pack, probe, ranks, share
 from node_agent.files import tail
 from node_agent.home import Home
@@ -30,6 +30,7 @@ ACTIONS: dict[str, Action] = {
     "OfferImage": image.start_serving,
     "PullImage": image.pull,
     "PruneImages": image.prune,
+    "StartFetch": pack.fetch,
     "ExportCheckpoint": share.export,
     "UnexportCheckpoint": share.unexport,
     "AttachCheckpoint": share.attach,
@@ -142,6 +143,8 @@ class Shell:
                 return {}
             case "offer":
                 return blobs.offer(self._home, args, report, stop)
+            case "verify":
+                return tree.verify(Path(args["path"]), report)
             case "image-offer":
                 return image.offer(self._home, args, report)
             case "ping_peers":

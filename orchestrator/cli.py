@@ -23,13 +23,14 @@ from orchestrator.bench.cli import Choices, bench_app
 from orchestrator.bench.options import Options
 from orchestrator.bench.progress import BenchEvent
 from orchestrator.bench.record import Record
-from orchestrator.errors import ConfigError, Exit, NotImplementedHere, SparkyardError
+from orchestrator.errors import ConfigError, Exit, SparkyardError
 from orchestrator.first_contact_cli import add_first_contact
 from orchestrator.lab import cycle
 from orchestrator.lab.place import lab_place
 from orchestrator.load import default_cluster_path, load_cluster, load_profile
 from orchestrator.model.event import Event
 from orchestrator.verbs import Answer, Session
+from orchestrator.verify import verify_checkpoint
 from orchestrator.view import doctor as report
 from orchestrator.view.log import EventLog
 from orchestrator.view.text import TextView, clean, plan_text, status_text
@@ -188,6 +189,7 @@ def confirm(common: Common, name: str) -> None:
 
 for _name, _help in (
     ("build", "The same engine package on every node: made once, fetched only where it is missing."),
+    ("fetch", "The pinned revision of the checkpoint on the node that shares it, every file checked."),
     ("share", "Every node reads the checkpoint, proven by comparing what is read."),
     ("unshare", "Unmount the checkpoint everywhere and take its export back."),
     ("pack", "Each node's disk holds exactly its rank's Engram rows, verified."),
@@ -211,7 +213,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """The stages that VERB would run now; for serve and up, whether they fit memory and disks. Touches nothing."""
-    if verb not in {"build", "share", "unshare", "pack", "serve", "restart", "up", "stop"}:
+    if verb not in {"build", "fetch", "share", "unshare", "pack", "serve", "restart", "up", "stop"}:
         raise typer.BadParameter(f"{verb!r} is not a converging verb", param_hint="VERB")
     common = Common(profile, cluster)
     if verb in {"serve", "up"}:
@@ -453,12 +455,18 @@ app.add_typer(bench_app(_measured, fail), name="bench")
 add_first_contact(app, fail)
 
 
-@app.command(hidden=True)
-def fetch() -> None:
-    """Not built yet."""
-    fail(
-        NotImplementedHere("fetch is not built yet: copy the checkpoint to the node yourself"), as_json=False
-    )
+@app.command()
+def verify(profile: ProfileOption = None, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
+    """Hash every shard on every node that has its own files; name what is partial, mixed, dangling or zero-filled."""
+    run(Common(profile, cluster), verify_checkpoint, as_json=as_json, show=show_verified)
+
+
+def show_verified(data: dict[str, Any]) -> None:
+    """One line a node, one line a fault."""
+    for node, found in data["nodes"].items():
+        out.print(f"{node}: {found['files']} files hashed, {found['unknown']} without a known digest")
+        for words in found["faults"]:
+            out.print(f"  {words}", markup=False)
 
 
 def main() -> None:

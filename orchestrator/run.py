@@ -22,7 +22,7 @@ from orchestrator.model.event import (
     WaitDone,
 )
 from orchestrator.model.facts import ClusterFacts
-from orchestrator.model.step import Blocked, Decision, Failure, PackDone, RankAt, Stage, Step, Wait
+from orchestrator.model.step import Blocked, Decision, Failure, FetchDone, PackDone, RankAt, Stage, Step, Wait
 from orchestrator.perform import perform
 from orchestrator.plan.holds import holds, timed_out
 from orchestrator.plan.predict import after_stage, missed
@@ -303,6 +303,10 @@ def _report(world: World, wait: Wait, facts: ClusterFacts) -> None:
         case PackDone(store=store):
             for job in here.jobs:
                 if job.id == f"pack-{store[:16]}":
+                    world.emit(Progress(wait.node, wait.why, job.done, job.total, job.unit))
+        case FetchDone(spec=spec):
+            for job in here.jobs:
+                if job.spec == spec:
                     world.emit(Progress(wait.node, wait.why, job.done, job.total, job.unit))
         case RankAt(deployment=deployment, generation=generation, rank=rank):
             found = here.rank(deployment, rank, generation)

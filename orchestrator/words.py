@@ -13,6 +13,7 @@ from orchestrator.model.step import (
     DetachCheckpoint,
     ExportCheckpoint,
     FetchBlob,
+    FetchDone,
     InstallEngine,
     MemoryBack,
     OfferImage,
@@ -24,6 +25,7 @@ from orchestrator.model.step import (
     RankAt,
     RunSmoke,
     SetDesired,
+    StartFetch,
     StartPack,
     StartRank,
     StopRank,
@@ -46,6 +48,8 @@ def action(value: Action) -> str:
             return f"offer image {content[:12]} to {', '.join(readers)}"
         case PullImage(content=content, sources=sources):
             return f"pull image {content[:12]} over {', '.join(sources[0])}"
+        case StartFetch(repository=repository, revision=revision, path=path):
+            return f"fetch {repository} at {revision[:12]} into {path}"
         case ExportCheckpoint(path=path, clients=clients):
             return (
                 f"export {path} read-only to {', '.join(clients)} (kept in /etc/exports.d/sparkyard.exports)"
@@ -81,6 +85,8 @@ def action(value: Action) -> str:
 def condition(value: Condition) -> str:
     """What is waited for."""
     match value:
+        case FetchDone():
+            return "every file of the checkpoint is here and checked"
         case PackDone(store=store):
             return f"store {store[:12]} complete"
         case RankAt(rank=rank, phase=phase):

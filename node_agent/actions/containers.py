@@ -84,7 +84,12 @@ def start(home: Home, args: dict[str, Any], folder: Path, command: list[str], en
         if known["key"] == key(args) and not known["running"]:
             docker("rm", known["id"], timeout_s=ASK_TIMEOUT_S)
     name = f"sparkyard-{args['deployment']}-g{args['generation']}-r{args['rank']}-{home.node}"
-    folders = {str(folder): True, str(home.packs): False, str(home.slices): False}
+    folders = {
+        checkpoint_root(home): False,
+        str(folder): True,
+        str(home.packs): False,
+        str(home.slices): False,
+    }
     argv = arguments(home, labels, args["image"], folders, env)
     return docker("run", "--detach", "--name", name, *argv, *command, timeout_s=RUN_TIMEOUT_S).strip()
 
@@ -96,8 +101,7 @@ def arguments(
     cache = home.root / "cache"
     for path in (cache, home.packs, home.slices):
         path.mkdir(parents=True, exist_ok=True)
-    root, _ = text.split(checkpoint_folder(home))
-    everything = {**folders, root: False, str(cache): True}
+    everything = {**folders, str(cache): True}
     # Compiled kernels and tuning results stay on the node between boots: HOME is where the libraries keep them.
     return engine_arguments(home, labels, content, everything, {**env, "HOME": str(cache)})
 
@@ -131,6 +135,11 @@ def checkpoint_folder(home: Home) -> str:
     if not home.checkpoint.exists():
         raise Refused("this node does not reach the checkpoint; run share")
     return os.path.realpath(home.checkpoint)
+
+
+def checkpoint_root(home: Home) -> str:
+    """The folder to show to a container: a snapshot of a cache links to blobs beside it."""
+    return text.split(checkpoint_folder(home))[0]
 
 
 def key(args: dict[str, Any]) -> tuple[str, int, int]:

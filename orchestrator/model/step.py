@@ -76,6 +76,19 @@ class PullImage:
 
 
 @dataclass(frozen=True, slots=True)
+class StartFetch:
+    """Start the job that brings the pinned revision of the checkpoint from the hub, or goes on with it."""
+
+    repository: str
+    revision: str
+    path: str
+    engine: str
+    python: str
+    image: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
 class ExportCheckpoint:
     """Export the checkpoint at `path` read-only to the addresses `clients`, now and after a reboot."""
 
@@ -216,6 +229,7 @@ Action = (
     | BuildImage
     | OfferImage
     | PullImage
+    | StartFetch
     | ExportCheckpoint
     | UnexportCheckpoint
     | DetachCheckpoint
@@ -240,6 +254,13 @@ class PackDone:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchDone:
+    """The fetch job with this spec has finished: every file is here and right."""
+
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankAt:
     """The rank has reached `phase` or a later one."""
 
@@ -256,7 +277,7 @@ class MemoryBack:
     available_bytes: int
 
 
-Condition = PackDone | RankAt | MemoryBack
+Condition = PackDone | FetchDone | RankAt | MemoryBack
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import assert_never
 
 from orchestrator.model.facts import ClusterFacts, NodeFacts
-from orchestrator.model.step import Failure, MemoryBack, PackDone, RankAt, Wait
-from orchestrator.plan.predict import reached
+from orchestrator.model.step import Failure, FetchDone, MemoryBack, PackDone, RankAt, Wait
+from orchestrator.plan.predict import FETCH_JOB, reached
 
 OWN_REASONS = ("memory_floor", "plugin_missing", "hang", "spawn_failed")
 """Reasons of the guard (docs/formats.md) that are causes, never consequences of a peer's end."""
@@ -20,6 +20,8 @@ def holds(wait: Wait, facts: ClusterFacts) -> bool | tuple[Failure, ...]:
     match wait.until:
         case PackDone(store=store):
             return _packed(here, store)
+        case FetchDone(spec=spec):
+            return _fetched(here, spec)
         case RankAt() as until:
             return _rank_at(facts, here, until)
         case MemoryBack(available_bytes=wanted):
@@ -39,6 +41,16 @@ def _packed(here: NodeFacts, store: str) -> bool | tuple[Failure, ...]:
         return False
     text = f"the pack job ended: {job.error or job.state}"
     return (Failure(here.node, "failed", text, "run pack again: it resumes", job.log_tail),)
+
+
+def _fetched(here: NodeFacts, spec: str) -> bool | tuple[Failure, ...]:
+    for job in here.jobs:
+        if (job.id, job.spec) == (FETCH_JOB, spec):
+            if job.state in {"failed", "lost"}:
+                text = f"the fetch ended: {job.error}"
+                return (Failure(here.node, "failed", text, "run fetch again: it goes on", job.log_tail),)
+            return job.state == "done"
+    return False
 
 
 def _rank_at(facts: ClusterFacts, here: NodeFacts, until: RankAt) -> bool | tuple[Failure, ...]:
@@ -90,9 +102,10 @@ def timed_out(wait: Wait, facts: ClusterFacts) -> Failure:
         )
     evidence: tuple[str, ...] = ()
     match wait.until:
-        case PackDone():
+        case PackDone() | FetchDone():
+            kind = "pack" if isinstance(wait.until, PackDone) else FETCH_JOB
             seen = ", ".join(
-                f"{job.done:,} of {job.total:,} {job.unit}" for job in here.jobs if job.kind == "pack"
+                f"{job.done:,} of {job.total:,} {job.unit}" for job in here.jobs if job.kind == kind
             )
         case RankAt(deployment=deployment, rank=rank, generation=generation, phase=phase):
             found = here.rank(deployment, rank, generation)

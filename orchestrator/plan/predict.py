@@ -27,6 +27,7 @@ from orchestrator.model.step import (
     DetachCheckpoint,
     ExportCheckpoint,
     FetchBlob,
+    FetchDone,
     InstallEngine,
     MemoryBack,
     OfferImage,
@@ -39,11 +40,15 @@ from orchestrator.model.step import (
     RunSmoke,
     SetDesired,
     Stage,
+    StartFetch,
     StartPack,
     StartRank,
     StopRank,
     UnexportCheckpoint,
 )
+
+FETCH_JOB = "fetch"
+"""Id and kind of the job; a node fetches one checkpoint at a time."""
 
 
 def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> NodeFacts:
@@ -58,6 +63,10 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
         case OfferImage(content=content):
             docker = here.docker or DockerFacts()
             return here.model_copy(update={"docker": docker.model_copy(update={"offered": content})})
+        case StartFetch(spec=spec):
+            job = JobFacts(id=FETCH_JOB, kind=FETCH_JOB, spec=spec, state="running")
+            kept = tuple(found for found in here.jobs if found.id != job.id)
+            return here.model_copy(update={"jobs": (*kept, job)})
         case ExportCheckpoint(clients=clients):
             return here.model_copy(update={"exported": tuple(sorted(clients))})
         case UnexportCheckpoint():
@@ -95,6 +104,12 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
 def after_wait(here: NodeFacts, until: Condition) -> NodeFacts:
     """Facts of the node once the condition holds."""
     match until:
+        case FetchDone(spec=spec):
+            jobs = tuple(
+                job.model_copy(update={"state": "done"}) if (job.id, job.spec) == (FETCH_JOB, spec) else job
+                for job in here.jobs
+            )
+            return here.model_copy(update={"jobs": jobs})
         case PackDone(store=store, what=what):
             jobs = tuple(
                 job.model_copy(update={"state": "done"}) if job.id == f"pack-{store[:16]}" else job

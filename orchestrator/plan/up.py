@@ -7,7 +7,7 @@ from collections.abc import Callable
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.goal import Goal
 from orchestrator.model.step import Decision
-from orchestrator.plan import build, pack, serve, share, stop
+from orchestrator.plan import build, fetch, pack, serve, share, stop
 
 Decide = Callable[[ClusterFacts], Decision]
 FAILED_START_GRACE_S = 10.0
@@ -57,6 +57,8 @@ def verb(name: str, goal: Goal) -> Decide:
             return lambda facts: build.decide(goal, facts)
         case "share":
             return lambda facts: share.decide(goal, facts)
+        case "fetch":
+            return lambda facts: fetch.decide(goal, facts)
         case "unshare":
             return lambda facts: share.undo(goal, facts)
         case "pack":

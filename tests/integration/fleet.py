@@ -74,7 +74,7 @@ def make(yard: Yard) -> Fleet:
     head = yard.layout.nodes[0].name
     cache = Path.home() / ".cache" / "sparkyard" / "yard"
     shutil.copy(base_image(cache), yard.disk(head) / "base.tar")
-    yard.run(head, "docker", "import", "/srv/nvme/base.tar", BASE, timeout_s=120)
+    yard.run(head, "docker", "import", "/srv/nvme/base.tar", BASE, timeout_s=600)
     (yard.disk(head) / "base.tar").unlink()
     layout = Layout.build(layer_ids=(1, 3), vocab_size=200, max_ngram_size=4, heads=8)
     write_checkpoint(yard.disk(head) / "checkpoint", layout, 200)
@@ -91,21 +91,10 @@ def base_image(cache: Path) -> Path:
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
         partial = cache / "part-base-amd64.tar"
-        packages = "python3-minimal,python3-numpy,g++,libpython3-stdlib"
-        subprocess.run(
-            [
-                "mmdebstrap",
-                "--quiet",
-                "--variant=minbase",
-                f"--include={packages}",
-                "bookworm",
-                str(partial),
-                *mirror(),
-            ],
-            check=True,
-            capture_output=True,
-            timeout=600,
-        )
+        argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3-minimal,python3-numpy,g++"]
+        argv += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "i18n")]
+        argv += ["--dpkgopt=path-exclude=/usr/lib/python3/dist-packages/numpy/*/tests/*", "bookworm"]
+        subprocess.run([*argv, str(partial), *mirror()], check=True, capture_output=True, timeout=900)
         partial.rename(target)
     return target
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node_agent.image.flight import CHUNK_BYTES
@@ -72,8 +72,9 @@ def test_without_fast_links_the_only_network_is_used() -> None:
     assert ways["n2"].sources[0].addresses == ("10.9.0.1",)
 
 
-@given(st.integers(3, 8), st.sampled_from(["switch", "ring"]), st.randoms())
-def test_everybody_is_reached_once_and_no_way_is_a_circle(count: int, shape: str, shuffle: object) -> None:
+@settings(deadline=None, derandomize=True)
+@given(st.integers(3, 8), st.sampled_from(["switch", "ring"]))
+def test_everybody_is_reached_once_and_no_way_is_a_circle(count: int, shape: str) -> None:
     ports = _ports(count, shape)
     ways, cut_off = tree("n1", ports)
     assert not cut_off

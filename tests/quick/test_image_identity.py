@@ -56,7 +56,7 @@ def test_what_is_no_image_is_a_value_error(text: str) -> None:
         identity.parse_all(text)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

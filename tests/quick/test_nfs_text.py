@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node_agent.nfs import text
@@ -34,6 +34,7 @@ def test_exports_name_the_clients_and_nobody_else() -> None:
     assert made.splitlines()[1] == "/srv/my\\040model 10.0.1.2(ro) 10.0.2.2(ro)"
 
 
+@settings(deadline=None, derandomize=True)
 @given(PATHS)
 def test_an_exported_path_is_one_word(path: str) -> None:
     line = text.exports_text(path, ["10.0.0.1"], "ro").split("\n")[1]
@@ -44,6 +45,7 @@ def test_an_exported_path_is_one_word(path: str) -> None:
     )
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     PATHS,
     st.lists(st.text(st.characters(blacklist_characters="\n", blacklist_categories=["Cs"]), max_size=40)),

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NoReturn
 
-from tests.integration.yard import files, nodes, state
+from tests.integration.yard import files, nodes, state, vms
 from tests.integration.yard.layout import plan
 
 
@@ -44,6 +44,14 @@ def _down(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _vms(arguments: argparse.Namespace) -> int:
+    if arguments.word == "down":
+        vms.down(arguments.id)
+    else:
+        print(vms.up(arguments.id).cluster)
+    return 0
+
+
 def _status(arguments: argparse.Namespace) -> int:
     layout = files.read(arguments.id)
     for node in layout.nodes:
@@ -74,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
     up.set_defaults(verb=_up)
     down = verbs.add_parser("down", help="take everything back")
     down.set_defaults(verb=_down)
+    machines = verbs.add_parser("vms", help="two virtual machines: kernel NFS, systemd, reboot")
+    machines.add_argument("word", choices=("up", "down"), nargs="?", default="up")
+    machines.set_defaults(verb=_vms)
     status = verbs.add_parser("status", help="which nodes are up, and their addresses")
     status.set_defaults(verb=_status)
     execute = verbs.add_parser("exec", help="run a command in a node, or in the controller's network")

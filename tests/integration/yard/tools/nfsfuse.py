@@ -7,10 +7,10 @@ It is the yard's alone. As the kernel's client does, it shows a source that went
 from __future__ import annotations
 
 import ctypes
+import errno
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from fusepy import FUSE, FuseOSError, Operations
 
@@ -37,56 +37,89 @@ class Entry(ctypes.Structure):
 
 
 class Remote(Operations):
-    """One export; libnfs takes one request at a time."""
+    """One export; libnfs takes one request at a time.
+
+    libnfs does not renew the client's lease: after a quiet minute the server has forgotten it, and libnfs says
+    ERANGE for that. As a kernel would, it then says hello again and opens again what is open.
+    """
 
     def __init__(self, host: str, export: str) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._host = host
+        self._export = export
+        self._life = 0
+        self._open: dict[int, tuple[int, ctypes.c_void_p, str]] = {}
+        self._next = 1
+        self._hello()
+
+    def _hello(self) -> None:
+        self._life += 1
         self._context = ctypes.c_void_p(LIBRARY.nfs_init_context())
         LIBRARY.nfs_set_version(self._context, 4)
-        if LIBRARY.nfs_mount(self._context, host.encode(), export.encode()):
+        if LIBRARY.nfs_mount(self._context, self._host.encode(), self._export.encode()):
             raise SystemExit(f"mount.nfs4: {LIBRARY.nfs_get_error(self._context).decode()}")
 
-    def _call(self, function: Callable[..., int], *arguments: Any) -> int:
+    def _call(self, work: Callable[[], int]) -> int:
         with self._lock:
-            result = function(self._context, *arguments)
+            result = work()
+            if result == -errno.ERANGE:
+                self._hello()
+                result = work()
         if result < 0:
             raise FuseOSError(-result)
         return result
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
         status = Stat()
-        self._call(LIBRARY.nfs_lstat64, path.encode(), ctypes.byref(status))
+        self._call(lambda: int(LIBRARY.nfs_lstat64(self._context, path.encode(), ctypes.byref(status))))
         return {f"st_{name}": getattr(status, name) for name in FUSE_FIELDS}
 
     def readdir(self, path: str, fh: int) -> list[str]:
         handle = ctypes.c_void_p()
-        self._call(LIBRARY.nfs_opendir, path.encode(), ctypes.byref(handle))
         names = {".", ".."}
         with self._lock:
+            self._call(lambda: int(LIBRARY.nfs_opendir(self._context, path.encode(), ctypes.byref(handle))))
             while entry := LIBRARY.nfs_readdir(self._context, handle):
                 names.add(ctypes.cast(entry, ctypes.POINTER(Entry)).contents.name.decode())
             LIBRARY.nfs_closedir(self._context, handle)
         return sorted(names)
 
-    def open(self, path: str, flags: int) -> int:
+    def _handle(self, path: str) -> ctypes.c_void_p:
         handle = ctypes.c_void_p()
-        self._call(LIBRARY.nfs_open, path.encode(), flags & 3, ctypes.byref(handle))
-        return int(handle.value or 0)
+        self._call(lambda: int(LIBRARY.nfs_open(self._context, path.encode(), 0, ctypes.byref(handle))))
+        return handle
+
+    def open(self, path: str, flags: int) -> int:
+        with self._lock:
+            self._next += 1
+            handle = self._handle(path)
+            self._open[self._next] = (self._life, handle, path)
+            return self._next
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         buffer = ctypes.create_string_buffer(size)
-        done = self._call(
-            LIBRARY.nfs_pread, ctypes.c_void_p(fh), ctypes.c_uint64(offset), ctypes.c_uint64(size), buffer
-        )
+
+        def once() -> int:
+            life, handle, name = self._open[fh]
+            if life != self._life:
+                handle = self._handle(name)
+                self._open[fh] = (self._life, handle, name)
+            place, length = ctypes.c_uint64(offset), ctypes.c_uint64(size)
+            return int(LIBRARY.nfs_pread(self._context, handle, place, length, buffer))
+
+        done = self._call(once)
         return buffer.raw[:done]
 
     def release(self, path: str, fh: int) -> int:
-        self._call(LIBRARY.nfs_close, ctypes.c_void_p(fh))
+        with self._lock:
+            life, handle, _ = self._open.pop(fh)
+            if life == self._life:
+                LIBRARY.nfs_close(self._context, handle)
         return 0
 
     def readlink(self, path: str) -> str:
         buffer = ctypes.create_string_buffer(4096)
-        self._call(LIBRARY.nfs_readlink, path.encode(), buffer, 4096)
+        self._call(lambda: int(LIBRARY.nfs_readlink(self._context, path.encode(), buffer, 4096)))
         return buffer.value.decode()
 
 
