@@ -38,6 +38,7 @@ DRAIN_S = 20.0
 POLL_S = 0.25
 PROBE_TIMEOUT_S = 5.0
 LOG_TAIL_LINES = 25
+MEMORY_FLOOR_BYTES = 1 << 30  # of the machine: it is not a node, and others may start and end on it meanwhile
 CORES_VARIABLE = "SGLANG_CPU_OMP_THREADS_BIND"
 
 
@@ -122,6 +123,9 @@ def specs(profile: Profile, port: int, files: Files, stores: Mapping[int, str]) 
                 update={"api": port, "gate": port + GATE_PORT, "rendezvous": port + RENDEZVOUS_PORT}
             ),
             "deadlines": profile.deadlines.model_copy(update={"drain_s": DRAIN_S}),
+            "memory": profile.memory.model_copy(
+                update={"floor_bytes": MEMORY_FLOOR_BYTES, "floor_below_start_bytes": None}
+            ),
             "settings": tuple(
                 # One list of cores a rank is required, as many as there are ranks.
                 setting.model_copy(update={"value": "|".join(str(setting.value).split("|")[:ranks])})
