@@ -64,15 +64,15 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         "ranks": ranks(home),
         "boots": boots(home),
         "lease": lease.facts(home),
-        "hardware": hardware(home) if args.get("hardware") else None,
+        "hardware": hardware(home, sudo=bool(args.get("sudo"))) if args.get("hardware") else None,
         "docker": image.facts(home) if args.get("docker") else None,
     }
 
 
-def hardware(home: Home) -> dict[str, Any]:
+def hardware(home: Home, *, sudo: bool = False) -> dict[str, Any]:
     """Everything that the doctor reads; in the lab, the machine's own hardware is replaced by a recording."""
     recorded = Recorded.load(str(home.recorded)) if home.recorded else None
-    return readers.collect(Live(own=str(home.root)), recorded, timeout_s=HARDWARE_TIMEOUT_S)
+    return readers.collect(Live(own=str(home.root), sudo=sudo), recorded, timeout_s=HARDWARE_TIMEOUT_S)
 
 
 def _machine_id() -> str:

@@ -257,7 +257,7 @@ def doctor(
     ] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Offer safe repairs, each with its undo.")] = False,
     sudo: Annotated[
-        bool, typer.Option("--sudo", help="With --fix: repairs may use `sudo -n` on the nodes.")
+        bool, typer.Option("--sudo", help="Facts and repairs that need root may use `sudo -n` on the nodes.")
     ] = False,
     yes: YesOption = False,
     profile: ProfileOption = None,

@@ -66,10 +66,12 @@ class Diagnosis:
     facts: ClusterFacts = field(default_factory=dict)
 
 
-async def diagnose(world: World, goal: Goal, ignore: tuple[str, ...] = ()) -> Diagnosis:
+async def diagnose(
+    world: World, goal: Goal, ignore: tuple[str, ...] = (), *, sudo: bool = False
+) -> Diagnosis:
     """One look with hardware, pings along the links, one judgement."""
     begin = time.time()
-    args = {name: {**world.look_args().get(name, {}), "hardware": True} for name in world.nodes}
+    args = {name: {**world.look_args().get(name, {}), "hardware": True, "sudo": sudo} for name in world.nodes}
     facts, failures = await look(world.nodes, args)
     now = (begin + time.time()) / 2
     yard = await with_pings(world.nodes, make_yard(goal, facts, failures, now))
@@ -81,12 +83,12 @@ async def visit(session: Session, options: Options, console: Console | None) -> 
     session.listen_for_interrupt()
     goal, _ = session.goal()
     async with session.world() as world:
-        found = await diagnose(world, goal, options.ignore)
+        found = await diagnose(world, goal, options.ignore, sudo=options.sudo)
         if options.deep:
             await deepen(world, goal, found, session.emit)
-            found = await diagnose(world, goal, options.ignore)
+            found = await diagnose(world, goal, options.ignore, sudo=options.sudo)
         if options.fix and await mend(world, found, options, session.emit):
-            found = await diagnose(world, goal, options.ignore)
+            found = await diagnose(world, goal, options.ignore, sudo=options.sudo)
     return answer(found, options, console)
 
 

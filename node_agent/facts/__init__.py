@@ -38,7 +38,15 @@ from node_agent.facts import (
     thermal,
 )
 from node_agent.facts.reader import Reader
-from node_agent.facts.source import DeniedError, Live, Recorded, Source, TimedOutError, UnreadableError
+from node_agent.facts.source import (
+    DeniedError,
+    Live,
+    MissingToolError,
+    Recorded,
+    Source,
+    TimedOutError,
+    UnreadableError,
+)
 
 __all__ = ["READERS", "SCHEMA", "Live", "Recorded", "collect"]
 
@@ -85,6 +93,8 @@ def _fact(reader: Reader, source: Source) -> dict[str, Any]:
         value = reader.read(source)
     except DeniedError as denied:
         error = {"kind": "right", "text": str(denied)[:300], "need": reader.need or "a right on that path"}
+    except MissingToolError as missing:
+        error = {"kind": "tool", "text": str(missing)[:300], "need": ""}
     except TimedOutError as late:
         error = {"kind": "timeout", "text": str(late)[:300], "need": ""}
     except UnreadableError as broken:

@@ -6,7 +6,7 @@ from typing import Any
 
 from node_agent.facts.links import DEVICE, PCI, VENDOR
 from node_agent.facts.reader import Reader
-from node_agent.facts.source import Source, UnreadableError
+from node_agent.facts.source import MissingToolError, Source
 from node_agent.facts.text import line, lines
 
 COMMAND_TIMEOUT_S = 3.0
@@ -54,7 +54,7 @@ def read_plugs(source: Source) -> dict[str, Any] | None:
     for netdev in netdevs:
         ran = source.run("ethtool", "-m", netdev, timeout_s=COMMAND_TIMEOUT_S, privileged=True)
         if ran is None:
-            raise UnreadableError("ethtool: not installed (package ethtool)")
+            raise MissingToolError("ethtool: not installed (package ethtool)")
         if ran.status == 0 and ran.out.strip():
             found[netdev] = parse_module(ran.out)
     return found if netdevs else None

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from node_agent.facts.reader import Reader
-from node_agent.facts.source import Source, UnreadableError
+from node_agent.facts.source import MissingToolError, Source, UnreadableError
 from node_agent.facts.text import line, lines, whole
 
 ADDRESSES = ("ip", "-j", "address", "show")
@@ -108,10 +108,12 @@ def read_bonds(source: Source) -> dict[str, list[str]]:
 
 
 def read(source: Source) -> dict[str, Any]:
-    """Raises UnreadableError where iproute2 is missing: without addresses no link can be judged."""
+    """Raises MissingToolError where iproute2 is missing: without addresses no link can be judged."""
     shown = source.run(*ADDRESSES, timeout_s=COMMAND_TIMEOUT_S)
-    if shown is None or shown.status != 0:
-        raise UnreadableError("ip: not installed or failed (package iproute2)")
+    if shown is None:
+        raise MissingToolError("ip: not installed (package iproute2)")
+    if shown.status != 0:
+        raise UnreadableError(f"ip address: status {shown.status} {shown.err.strip()[:200]}")
     routes = source.run(*ROUTES, timeout_s=COMMAND_TIMEOUT_S)
     neighbours = source.run(*NEIGHBOURS, timeout_s=COMMAND_TIMEOUT_S)
     waiting = source.run(*WAITING, timeout_s=COMMAND_TIMEOUT_S)

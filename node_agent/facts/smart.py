@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from node_agent.facts.reader import Reader
-from node_agent.facts.source import Source, UnreadableError
+from node_agent.facts.source import MissingToolError, Source, UnreadableError
 
 COMMAND_TIMEOUT_S = 4.0
 FIELDS = ("critical_warning", "media_errors", "warning_temp_time", "critical_comp_time", "percent_used")
@@ -34,7 +34,7 @@ def parse_log(text: str) -> dict[str, int]:
 
 
 def read(source: Source) -> dict[str, Any] | None:
-    """Drive → counters; None without NVMe drives. Raises UnreadableError where nvme-cli is missing."""
+    """Drive → counters; None without NVMe drives. MissingToolError without nvme-cli."""
     drives = source.names("/sys/class/nvme")
     if not drives:
         return None
@@ -44,7 +44,7 @@ def read(source: Source) -> dict[str, Any] | None:
             "nvme", "smart-log", f"/dev/{name}", "-o", "json", timeout_s=COMMAND_TIMEOUT_S, privileged=True
         )
         if ran is None:
-            raise UnreadableError("nvme: not installed (package nvme-cli)")
+            raise MissingToolError("nvme: not installed (package nvme-cli)")
         if ran.status != 0:
             raise UnreadableError(f"nvme smart-log /dev/{name}: {ran.err.strip()[:200]}")
         found[name] = parse_log(ran.out)

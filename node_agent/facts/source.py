@@ -31,6 +31,10 @@ class UnreadableError(Exception):
     """It is there and cannot be read or understood."""
 
 
+class MissingToolError(Exception):
+    """A command that the reader needs is not installed; the text names the package that has it."""
+
+
 class TimedOutError(Exception):
     """A command was still running when its own time ended, and was killed."""
 

@@ -11,6 +11,7 @@ from orchestrator.checks import (
     gpus,
     kernels,
     memories,
+    netplans,
     networks,
     ports,
     power,
@@ -27,6 +28,7 @@ from orchestrator.model.probes import Probes
 CHECKS: tuple[Check, ...] = (
     *ports.CHECKS,
     *addresses.CHECKS,
+    *netplans.CHECKS,
     *bandwidth.CHECKS,
     *topology.CHECKS,
     *networks.CHECKS,
@@ -125,7 +127,13 @@ def _gaps(yard: Yard) -> Iterator[Finding]:
 
 
 def _why(error: FactError) -> Why:
-    return "right" if error.kind == "right" else "failed"
+    match error.kind:
+        case "right":
+            return "right"
+        case "tool":
+            return "tool"
+        case "timeout" | "unreadable":
+            return "failed"
 
 
 def _why_text(error: FactError) -> str:
@@ -134,7 +142,7 @@ def _why_text(error: FactError) -> str:
             return f"needs {error.need}"
         case "timeout":
             return f"no answer in time: {error.text}"
-        case "unreadable":
+        case "tool" | "unreadable":
             return error.text
 
 
@@ -289,7 +297,7 @@ def headlines(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
 def exit_code(findings: tuple[Finding, ...], *, strict: bool) -> int:
     """0 fine, 1 an error (with `strict` a warning too), 3 something could not be determined.
 
-    A missing right and a probe that was not run are said, and do not fail.
+    A missing right, a missing tool and a probe that was not run are said, and do not fail.
     """
     counted = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
     if any(finding.severity in counted for finding in findings):

@@ -34,7 +34,7 @@ GIB = 1024**3
 class FactError(Frozen):
     """Why a fact is missing."""
 
-    kind: Literal["right", "timeout", "unreadable"]
+    kind: Literal["right", "tool", "timeout", "unreadable"]
     text: Short = ""
     need: Short = ""
     """The right that is missing, in words."""

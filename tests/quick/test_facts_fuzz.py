@@ -198,3 +198,18 @@ def test_without_the_right_a_fact_is_unknown_and_names_the_right(tmp_path: Any) 
     if os.geteuid() != 0:
         facts = collect(Live(), timeout_s=10.0, only=["forwarding"])["facts"]
         assert facts["forwarding"]["error"]["kind"] == "right"
+
+
+def test_a_missing_tool_is_unknown_with_its_package_and_does_not_fail() -> None:
+    from orchestrator.checks import examine, exit_code
+    from orchestrator.checks.check import Node, Yard
+
+    commands = {
+        name: text for name, text in NODE["commands"].items() if not name.startswith(("nvme", "ethtool -m"))
+    }
+    hardware = Hardware.model_validate(collect(Recorded({**NODE, "commands": commands}), timeout_s=5.0))
+    findings = examine(Yard((Node("a", hardware),), 0.0))
+    unread = {f.link: (f.why_unknown, f.measured) for f in findings if f.check == "facts.read"}
+    assert unread["smart"] == ("tool", "nvme: not installed (package nvme-cli)")
+    assert unread["plugs"][0] == "tool"
+    assert exit_code(findings, strict=True) == 0
