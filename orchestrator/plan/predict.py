@@ -72,7 +72,7 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
         case UnexportCheckpoint():
             return here.model_copy(update={"exported": ()})
         case DetachCheckpoint():
-            return here.model_copy(update={"share": None, "proof": None})
+            return here.model_copy(update={"share": None, "proof": None, "checkpoint": None})
         case AttachCheckpoint(mode=mode, source=source):
             share = ShareFacts(mode=mode, source=source, path="")
             owner = cluster.get(source.partition(":")[0], here)

@@ -105,7 +105,7 @@ def test_a_full_disk_fails_alone(fleet: Fleet) -> None:
     head = fleet.yard.layout.nodes[0].name
     wanted = image.content(fleet.session().goal()[0])
     for name in ("spark-2", "spark-4"):
-        fleet.yard.run(name, "docker", "rmi", f"sparkyard/engine:{wanted[:12]}")
+        fleet.yard.run(name, "docker", "rmi", f"sparkyard/engine:{wanted[:12]}", timeout_s=300)
     fleet.yard.run("spark-4", "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/srv/nvme/docker/tmp")
     try:
         answer = fleet.do("build")
@@ -123,7 +123,7 @@ def test_a_full_disk_fails_alone(fleet: Fleet) -> None:
 
 def test_a_cable_that_is_cut_and_joined_while_the_image_travels(fleet: Fleet) -> None:
     wanted = image.content(fleet.session().goal()[0])
-    fleet.yard.run("spark-2", "docker", "rmi", f"sparkyard/engine:{wanted[:12]}")
+    fleet.yard.run("spark-2", "docker", "rmi", f"sparkyard/engine:{wanted[:12]}", timeout_s=300)
     wire.shape(fleet.yard, "spark-1", 0, 200)
     pid = os.fork()
     if pid == 0:
