@@ -227,7 +227,7 @@ def ranks(home: Home) -> list[dict[str, Any]]:
             continue
         body, status = spec["body"], read_json(folder / "status.json") or {}
         if spec.get("image"):
-            contained = contained if contained is not None else _contained(home)
+            contained = contained if contained is not None else contained_ranks(home)
             alive, leftover = containers.key(body) in contained, []
         else:
             alive = process.alive(folder / "pid.json") is not None
@@ -265,7 +265,7 @@ def ranks(home: Home) -> list[dict[str, Any]]:
     return found
 
 
-def _contained(home: Home) -> set[tuple[str, int, int]]:
+def contained_ranks(home: Home) -> set[tuple[str, int, int]]:
     """Ranks whose container runs. An engine that does not answer says nothing of its ranks: the look fails."""
     return {known["key"] for known in containers.states(home) if known["running"]}
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from node_agent import doctor, look, process, tree, watch
+from node_agent import doctor, evidence, look, process, shown, tree, watch
 from node_agent.actions import blobs, desired, engine, image, load, pack, probe, ranks, share
 from node_agent.files import tail
 from node_agent.home import Home
 from node_agent.lease import Lease
+from node_agent.watch import pulse
 from node_agent.wire import Refused, Report, Writer, read_line
 
 AT_ONCE_MAX = 32
@@ -158,6 +159,16 @@ class Shell:
                 return doctor.repair(self._home, args)
             case "confirm_repair":
                 return doctor.confirm(self._home, args)
+            case "rest":
+                return desired.rest(self._home, args)
+            case "pulse":
+                return pulse.read(self._home, args)
+            case "canary":
+                return probe.ask(self._home, args)
+            case "shown":
+                return shown.read(self._home, args)
+            case "evidence":
+                return evidence.read(self._home, args)
             case "smoke":
                 return probe.check(self._home, args, report)
             case "load":

@@ -24,18 +24,26 @@ from orchestrator.bench.options import Options
 from orchestrator.bench.progress import BenchEvent
 from orchestrator.bench.record import Record
 from orchestrator.errors import ConfigError, Exit, SparkyardError
+from orchestrator.explain import verb as explaining
 from orchestrator.first_contact_cli import add_first_contact
 from orchestrator.lab import cycle
 from orchestrator.lab.place import lab_place
 from orchestrator.load import default_cluster_path, load_cluster, load_profile
 from orchestrator.model.event import Event
+from orchestrator.plan.proven import ITEMS
 from orchestrator.verbs import Answer, Session
 from orchestrator.verify import verify_checkpoint
 from orchestrator.view import doctor as report
 from orchestrator.view.log import EventLog
 from orchestrator.view.text import TextView, clean, plan_text, status_text
+from orchestrator.watch import install as watch_install
+from orchestrator.watch import maintenance
+from orchestrator.watch.guardian import with_canary
+from orchestrator.watch.keep import LOOK_EVERY_S, Keep
+from orchestrator.watch.policy import CANARY_PACE_S, Policy
 from orchestrator.watch.record import keep
 from orchestrator.watch.samples import Pace
+from orchestrator.watch.unit import Unit
 
 app = typer.Typer(
     name="sparkyard",
@@ -59,6 +67,12 @@ NodesOption = Annotated[str | None, typer.Option("--nodes", help="Only these nod
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the stages, touch nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before acting.")]
+IgnoreItemOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore", help=f"An item of the proof to demote ({', '.join(ITEMS)}); may stand several times."
+    ),
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Also say why each step is taken.")]
 
 err = Console(stderr=True)
@@ -73,6 +87,7 @@ class Common:
     cluster: Path | None
     nodes: str | None = None
     verbose: bool = False
+    ignore: tuple[str, ...] = ()
 
     def cluster_file(self) -> Path:
         """Which cluster file; the lab's when it is the lab's profile that is asked for."""
@@ -92,7 +107,8 @@ class Common:
         name = self.profile or (
             "lab" if path == lab_place().cluster_file else f"deepseek-v4.1-flash-tp{len(cluster.nodes)}"
         )
-        return Session(load_profile(name), cluster, emit)
+        below = verbs.events_path(path).parent / "evidence"
+        return Session(load_profile(name), cluster, emit, ignore=self.ignore, evidence=below)
 
 
 def only(cluster: Any, names: str) -> Any:
@@ -154,6 +170,12 @@ def fail(error: SparkyardError, *, as_json: bool) -> NoReturn:
     raise SystemExit(int(error.exit_code))
 
 
+def known_items(names: list[str]) -> None:
+    """A typo must not switch nothing off."""
+    if unknown := sorted(set(names) - set(ITEMS)):
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(ITEMS)}", param_hint="--ignore")
+
+
 def converging_verb(name: str, help_text: str) -> None:
     """Register one converging verb; they have the same options."""
 
@@ -164,8 +186,10 @@ def converging_verb(name: str, help_text: str) -> None:
         yes: YesOption = False,
         as_json: JsonOption = False,
         verbose: VerboseOption = False,
+        ignore: IgnoreItemOption = None,
     ) -> None:
-        common = Common(profile, cluster, verbose=verbose)
+        known_items(ignore or [])
+        common = Common(profile, cluster, verbose=verbose, ignore=tuple(ignore or ()))
         if dry_run:
             run(common, lambda s: verbs.planned(s, name), as_json=as_json, show=lambda d: plan_text(out, d))
         if sys.stdin.isatty() and sys.stdout.isatty() and not yes and not as_json:
@@ -432,16 +456,62 @@ def monitor(
     every: PaceOption = 2.0,
     gpu_every: GpuPaceOption = 5.0,
     gpu_every_serving: GpuServingOption = 30.0,
+    observe_only: Annotated[
+        bool, typer.Option("--observe-only", help="Export and tell; never restart anything.")
+    ] = False,
+    canary_every: Annotated[
+        float, typer.Option("--canary-every", min=1, help="Seconds between two-token canaries.")
+    ] = CANARY_PACE_S,
+    canary_bound: Annotated[
+        float | None, typer.Option("--canary-bound", min=1, help="Seconds that one may take.")
+    ] = None,
+    look_every: Annotated[
+        float, typer.Option("--look-every", min=0.2, help="Seconds between two looks at the gang.")
+    ] = LOOK_EVERY_S,
+    install: Annotated[
+        bool, typer.Option("--install", help="Make it a systemd service on this node, and start it.")
+    ] = False,
+    show_unit: Annotated[bool, typer.Option("--show-unit", help="Print the unit, change nothing.")] = False,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
 ) -> None:
-    """Watch the nodes and export what is seen, until stopped."""
+    """Watch the nodes, export what is seen, and keep the gang serving, until stopped."""
     common = Common(profile, cluster)
+    policy = with_canary(Policy(), canary_every, canary_bound)
     listen = watching.Listen(address, port, token_file)
     pace = Pace(every, gpu_every, gpu_every_serving)
     folder = verbs.events_path(common.cluster_file()).parent
-    beside = () if record is None else (partial(keep, path=record),)
-    run(common, lambda s: watching.monitor(s, folder, listen, pace, beside), as_json=False)
+
+    options: tuple[str, ...] = (
+        "--canary-every",
+        f"{canary_every:g}",
+        "--listen",
+        address,
+        "--port",
+        str(port),
+    )
+    options += ("--token-file", str(token_file.resolve())) if token_file else ()
+    options += ("--observe-only",) if observe_only else ()
+
+    def unit(session: Session) -> Unit:
+        return watch_install.unit(session, common.cluster_file(), profile or session.profile.name, options)
+
+    if show_unit:
+        try:
+            sys.stdout.write(unit(common.session(lambda _: None)).text())
+        except SparkyardError as error:
+            fail(error, as_json=False)
+        raise SystemExit(int(Exit.FINE))
+    if install:
+        run(common, lambda s: watch_install.install(s, unit(s)), as_json=False)
+
+    def work(session: Session) -> Coroutine[Any, Any, Answer]:
+        beside: tuple[watching.Beside, ...] = () if record is None else (lambda feed, _: keep(feed, record),)
+        if not observe_only:
+            beside += (Keep(session, folder, policy, look_every),)
+        return watching.monitor(session, folder, listen, pace, beside)
+
+    run(common, work, as_json=False)
 
 
 async def _measured(options: Options, choices: Choices, emit: Callable[[BenchEvent], None]) -> Record:
@@ -453,6 +523,49 @@ app.add_typer(bench_app(_measured, fail), name="bench")
 
 
 add_first_contact(app, fail)
+
+
+@app.command()
+def maintain(
+    end: Annotated[bool, typer.Option("--end", help="The work is done: the watch acts again.")] = False,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Work on a deployment: what runs goes on running, and the monitor restarts nothing until `--end`."""
+    run(Common(profile, cluster), lambda s: maintenance.maintain(s, end=end), as_json=as_json)
+
+
+@app.command()
+def explain(
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Folder of evidence, or of logs collected by hand.")
+    ] = None,
+    now: Annotated[
+        bool, typer.Option("--now", help="Fetch what the nodes have now instead of the newest evidence.")
+    ] = False,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read what a failed run left and name the likely cause, with the lines that show it. Exit 3 when none is known."""
+
+    def show(data: dict[str, Any]) -> None:
+        explaining.show(data, out)
+
+    common = Common(profile, cluster)
+    below = verbs.events_path(common.cluster_file()).parent / "evidence"
+    if now:
+        run(common, lambda s: explaining.from_nodes(s, below), as_json=as_json, show=show)
+    try:
+        answer = explaining.from_folder(source or explaining.newest(below))
+    except SparkyardError as error:
+        fail(error, as_json=as_json)
+    if as_json:
+        out_json(answer.data)
+    else:
+        show(answer.data)
+    raise SystemExit(int(answer.exit_code))
 
 
 @app.command()

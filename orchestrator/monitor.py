@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import ConfigError, Exit, SparkyardError
 from orchestrator.model.event import Said
 from orchestrator.model.sample import Happened
+from orchestrator.remote.node import Node
 from orchestrator.remote.nodes import nodes
 from orchestrator.verbs import Answer, Session
 from orchestrator.view.state import empty
@@ -44,7 +45,7 @@ class Listen:
         return text
 
 
-Beside = Callable[[Feed], Awaitable[None]]
+Beside = Callable[[Feed, Mapping[str, Node]], Awaitable[None]]
 """More work for as long as the monitor runs, such as the watch over the gang."""
 
 
@@ -80,7 +81,7 @@ async def monitor(
                 bound=listening,
             )
         ),
-        *(asyncio.ensure_future(more(feed)) for more in beside),
+        *(asyncio.ensure_future(more(feed, asked)) for more in beside),
         asyncio.create_task(_interrupted(session)),
     ]
     try:

@@ -37,6 +37,7 @@ GANG_ENDS_S = 2.0
 UNREACHABLE_GRACE_S = 20.0
 """While waiting, a node may miss looks for this long (a reconnect) before it counts as gone."""
 LEASE_TIMEOUT_S = 30.0
+LEASE_RETRY_S = 1.0
 
 Decide = Callable[[ClusterFacts], Decision]
 
@@ -137,8 +138,10 @@ async def observe(world: World) -> ClusterFacts:
     return facts
 
 
-async def converge(world: World, decide: Decide) -> Outcome:
+async def converge(world: World, decide: Decide, *, lease_wait_s: float = 0.0) -> Outcome:
     """Run until the goal is reached, something fails, or the person stops it.
+
+    `lease_wait_s`: how long to wait for whoever else acts now.
 
     Raises:
         Undetermined: no node answers.
@@ -147,9 +150,13 @@ async def converge(world: World, decide: Decide) -> Outcome:
     """
     done: list[Stage] = []
     facts = await observe(world)
-    if refused := await take_leases(world, tuple(facts)):
+    end_s = world.clock.now() + lease_wait_s
+    while refused := await take_leases(world, tuple(facts)):
         await give_leases(world)
-        return Outcome(refused, (), facts, leased=False)
+        if world.clock.now() >= end_s or world.stopping():
+            return Outcome(refused, (), facts, leased=False)
+        await world.clock.sleep(LEASE_RETRY_S)
+        facts = await observe(world)
     try:
         for _ in range(STAGES_MAX):
             decision = decide(facts)

@@ -8,13 +8,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.each import look
+from orchestrator.each import each, look
 from orchestrator.errors import Exit
 from orchestrator.ledgers import ledgers
 from orchestrator.model.cluster import Cluster
@@ -26,12 +26,17 @@ from orchestrator.model.report import failures_json, plan_json, run_json, status
 from orchestrator.model.step import Failure
 from orchestrator.package import build_package
 from orchestrator.plan import up
-from orchestrator.remote.node import Ask, Progressed, Reply, reply
+from orchestrator.proof import prove
+from orchestrator.remote.node import Ask, Node, Progressed, Reply, reply
 from orchestrator.remote.nodes import nodes
 from orchestrator.run import Outcome, WallClock, World, converge, dry_run, observe
+from orchestrator.watch import evidence
 
 SMOKE_TIMEOUT_S = 300.0
 LOGS_TIMEOUT_S = 30.0
+REST_TIMEOUT_S = 30.0
+STOP_LEASE_WAIT_S = 120.0
+"""Whoever acts now notices within a look and a step that it shall not serve, and ends what it started."""
 FOLLOW_TIMEOUT_S = 7 * 86400.0
 STARTING = frozenset({"serve", "up", "restart"})
 
@@ -46,6 +51,10 @@ class Session:
     cluster: Cluster
     emit: Emit
     strict_conformance: bool = False
+    ignore: tuple[str, ...] = ()
+    """Items of the proof that are warnings at most."""
+    evidence: Path | None = None
+    """Folder for the evidence of starts that fail; none is kept without it."""
     interrupted: bool = field(default=False, init=False)
 
     def goal(self) -> tuple[Goal, dict[str, bytes]]:
@@ -55,9 +64,11 @@ class Session:
         return goal, {package.digest: package.content}
 
     @asynccontextmanager
-    async def world(self, payloads: dict[str, bytes] | None = None) -> AsyncIterator[World]:
-        """Connections to the nodes, closed at the end."""
-        asked = nodes(self.cluster)
+    async def world(
+        self, payloads: dict[str, bytes] | None = None, held: Mapping[str, Node] | None = None
+    ) -> AsyncIterator[World]:
+        """Connections to the nodes, closed at the end; or those that somebody else `held` and will close."""
+        asked: Mapping[str, Node] = held if held is not None else nodes(self.cluster)
         holder = f"{os.environ.get('USER', 'user')}@{socket.gethostname()} pid {os.getpid()}"
         world = World(
             nodes=asked,
@@ -73,7 +84,8 @@ class Session:
         try:
             yield world
         finally:
-            await asyncio.gather(*(node.close() for node in asked.values()))
+            if held is None:
+                await asyncio.gather(*(node.close() for node in asked.values()))
 
     def listen_for_interrupt(self) -> None:
         """First Ctrl-C: stop after the running steps. Second: at once."""
@@ -104,15 +116,47 @@ async def converging(session: Session, verb: str) -> Answer:
     goal, payloads = session.goal()
     session.emit(RunStarted(verb, session.profile.name, tuple(node.name for node in session.cluster.nodes)))
     async with session.world(payloads) as world:
-        outcome = await converge(world, up.verb(verb, goal))
+        if verb == "stop":
+            await let_rest(world, session.profile.name, "stopped")
+        wait_s = STOP_LEASE_WAIT_S if verb == "stop" else 0.0
+        outcome = await converge(world, up.verb(verb, goal), lease_wait_s=wait_s)
         failures = outcome.failures
-        if failures and outcome.leased and verb in STARTING and _unproven(goal, outcome):
+        slow: tuple[Failure, ...] = ()
+        if verb in STARTING and not failures and not outcome.interrupted:
+            failures = slow = await prove(world, goal, outcome.facts, session.ignore)
+        if failures and outcome.leased and verb in STARTING and (slow or _unproven(goal, outcome)):
+            await _keep_evidence(session, world, failures)
             session.emit(Said("warning", "the start failed: ending the ranks that were started"))
             failures += (await converge(world, up.abandon(goal))).failures
     exit_code = Exit.INTERRUPTED if outcome.interrupted else _exit_of(failures)
     seconds = time.monotonic() - begin
     session.emit(RunEnded(verb, exit_code, seconds, failures))
     return Answer(run_json(verb, outcome.stages, failures, seconds), exit_code)
+
+
+async def _keep_evidence(session: Session, world: World, failures: tuple[Failure, ...]) -> None:
+    """Before anything is ended. A disk that is full must not keep the ranks from being ended."""
+    if session.evidence is None:
+        return
+    why = "; ".join(f"{failure.node}: {failure.message}" for failure in failures[:4])
+    try:
+        place = await evidence.save(world.nodes, session.profile.name, session.evidence, why)
+        session.emit(Said("note", f"evidence of every rank: {place}; sparkyard explain reads it"))
+    except OSError as error:
+        session.emit(Said("warning", f"{session.evidence}: {error}: no evidence is kept"))
+
+
+async def let_rest(world: World, deployment: str, state: str) -> tuple[Failure, ...]:
+    """Write down that it shall not serve, on every node that answers. Whoever starts it now sees that and gives up."""
+    replies = await each(
+        world.nodes,
+        lambda name: reply(
+            world.nodes[name],
+            Ask("rest", {"deployment": deployment, "state": state}),
+            timeout_s=REST_TIMEOUT_S,
+        ),
+    )
+    return tuple(answer.failure for answer in replies.values() if answer.failure is not None)
 
 
 def _exit_of(failures: tuple[Failure, ...]) -> Exit:

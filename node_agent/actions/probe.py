@@ -14,6 +14,10 @@ from node_agent.wire import Refused, Report
 
 ANSWER_MAX_BYTES = 4 << 20
 CANARY_TOKENS = 4
+WATCH_TOKENS = 2
+"""Of the canaries that the watch asks for ever: as few as show that a token went through all ranks."""
+CUT_OFF = "\N{REPLACEMENT CHARACTER}"
+"""A text that ends within a character."""
 PROMPT = "The quick brown fox jumps over"
 
 
@@ -68,9 +72,21 @@ def _api(home: Home, args: dict[str, Any]) -> Api:
 def canary(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     """One short generation through all ranks, written into the boot record."""
     begin = time.monotonic()
-    text = _api(home, args).completion(PROMPT, CANARY_TOKENS)
-    _record(home, args, {"canary": True, "ready_unix_s": time.time()})
-    return {"text": text, "seconds": time.monotonic() - begin}
+    api = _api(home, args)
+    # twice: the second finds its prompt in the cache, as every later canary does
+    texts = [api.completion(PROMPT, CANARY_TOKENS) for _ in range(2)]
+    _record(home, args, {"canary": True, "canary_texts": texts, "ready_unix_s": time.time()})
+    return {"text": texts[-1], "seconds": time.monotonic() - begin}
+
+
+def ask(home: Home, args: dict[str, Any]) -> dict[str, Any]:
+    """A canary that changes nothing. `right`: it begins as one of the boot's did; None when those are not known."""
+    begin = time.monotonic()
+    text = _api(home, args).completion(PROMPT, WATCH_TOKENS)
+    record = read_json(home.boot_file(args["deployment"], int(args["generation"]))) or {}
+    known = record.get("canary_texts")
+    right = any(str(one).startswith(text.rstrip(CUT_OFF)) for one in known) if known else None
+    return {"text": text, "right": right, "seconds": time.monotonic() - begin}
 
 
 def smoke(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from node_agent import look, process
-from node_agent.actions import containers
+from node_agent.actions import containers, desired
 from node_agent.files import read_json, write_json
 from node_agent.home import Home
 from node_agent.wire import Refused, Report
@@ -32,6 +32,7 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     image = args.get("image") or ""
     if process.alive(folder / "pid.json") is not None or (image and _contained(home, args)):
         return {"started": False}
+    desired.check_serving(home, deployment, generation)
     engine = home.engines / args["engine"]
     if not image and not engine.is_dir():
         raise Refused(f"engine package {args['engine'][:12]} is not installed; run build")

@@ -19,9 +19,13 @@ GAUGES = frozenset(
         "spec_accept_length",
         "cache_hit_rate",
         "max_total_num_tokens",
+        "num_used_tokens",
+        "is_cuda_graph",
     }
 )
-COUNTERS = frozenset({"prompt_tokens_total", "generation_tokens_total", "num_requests_total"})
+COUNTERS = frozenset(
+    {"prompt_tokens_total", "generation_tokens_total", "num_requests_total", "realtime_tokens_total"}
+)
 TTFT = "time_to_first_token_seconds_bucket"
 TIMEOUT_S = 2.0
 PAGE_MAX_BYTES = 4 << 20

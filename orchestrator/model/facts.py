@@ -57,6 +57,8 @@ class Desired(Frozen):
     generation: int = Field(ge=0)
     state: Literal["serving", "stopped", "maintenance"]
     profile: Text
+    why: Text = ""
+    """Why it rests, when it was not a person who said so."""
 
 
 class CheckpointFacts(Frozen):
@@ -154,6 +156,8 @@ class BootFacts(Frozen):
     generation: int
     memory_before_bytes: int
     canary: bool = False
+    canary_texts: tuple[Text, ...] = ()
+    """What the canaries of the boot were answered: what later ones must begin with."""
     smoke: bool = False
     started_unix_s: float = 0.0
     ready_unix_s: float | None = None

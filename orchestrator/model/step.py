@@ -160,6 +160,9 @@ class SetDesired:
     generation: int
     state: Literal["serving", "stopped", "maintenance"]
     profile: str
+    why: str = ""
+    only_if_serving: bool = False
+    """Refused unless the record says serving: the watch goes on with a wish, it never has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,10 +57,25 @@ def _rank_at(facts: ClusterFacts, here: NodeFacts, until: RankAt) -> bool | tupl
     """One dead rank stops all: the wait for rank 0 fails with every rank that has ended."""
     if ended := ended_ranks(facts, until.deployment, until.generation):
         return ended
+    if unwanted := _unwanted(facts, until.deployment):
+        return unwanted
     rank = here.rank(until.deployment, until.rank, until.generation)
     if rank is None:
         return (Failure(here.node, "failed", f"rank {until.rank} is not here any more", "sparkyard status"),)
     return reached(rank, until)
+
+
+def _unwanted(facts: ClusterFacts, deployment: str) -> tuple[Failure, ...]:
+    """Somebody let the deployment rest while it was being started."""
+    return tuple(
+        Failure(
+            here.node, "refused", f"{deployment} shall be {here.desired.state}: somebody said so meanwhile"
+        )
+        for here in facts.values()
+        if here.desired is not None
+        and here.desired.deployment == deployment
+        and here.desired.state != "serving"
+    )
 
 
 def ended_ranks(facts: ClusterFacts, deployment: str, generation: int) -> tuple[Failure, ...]:

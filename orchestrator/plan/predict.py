@@ -83,8 +83,10 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
             job = JobFacts(id=f"pack-{store[:16]}", kind="pack", spec=spec, state="running")
             kept = tuple(found for found in here.jobs if found.id != job.id)
             return here.model_copy(update={"jobs": (*kept, job)})
-        case SetDesired(deployment=deployment, generation=generation, state=state, profile=profile):
-            desired = Desired(deployment=deployment, generation=generation, state=state, profile=profile)
+        case SetDesired(deployment=deployment, generation=generation, state=state, profile=profile, why=why):
+            desired = Desired(
+                deployment=deployment, generation=generation, state=state, profile=profile, why=why
+            )
             return here.model_copy(update={"desired": desired})
         case StartRank():
             return _with_rank(here, action)

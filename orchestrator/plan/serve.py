@@ -30,6 +30,8 @@ from orchestrator.plan.launch import rank_specs
 from orchestrator.plan.missing import unanswered
 
 SHORT_BOUND_S = 60.0
+DEAD_GRACE_S = 10.0
+"""The watch restarts only what does not work any more: it has no requests to drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +59,28 @@ def specs(goal: Goal, facts: ClusterFacts, generation: int) -> tuple[Spec, ...]:
     return tuple(Spec(dict(spec.body), spec.identity, stores[spec.rank]) for spec in made)
 
 
+def newest(goal: Goal, facts: ClusterFacts) -> int:
+    """The newest generation that any node was told of; 0 before the first."""
+    name = goal.profile.name
+    return max(
+        (
+            here.desired.generation
+            for here in facts.values()
+            if here.desired and here.desired.deployment == name
+        ),
+        default=0,
+    )
+
+
 def generation(goal: Goal, facts: ClusterFacts) -> int:
     """The generation to reach: the desired one while its gang can be adopted, otherwise the next.
 
     Computed once at the start of a run. A rank of it that ends later is a failure of that run, never the
     silent beginning of another generation.
     """
-    name = goal.profile.name
+    name, highest = goal.profile.name, newest(goal, facts)
     known = [node.desired for node in facts.values() if node.desired and node.desired.deployment == name]
-    highest = max((record.generation for record in known), default=0)
-    if not any(record.generation == highest and record.state == "serving" for record in known):
+    if not known or any(record.generation == highest and record.state != "serving" for record in known):
         return highest + 1
     wanted = specs(goal, facts, highest)
     for rank, node in enumerate(goal.ranked):
@@ -76,14 +90,18 @@ def generation(goal: Goal, facts: ClusterFacts) -> int:
     return highest
 
 
-def decide(goal: Goal, facts: ClusterFacts, target: int) -> Decision:
-    """One stage of: desired record → stop barrier → memory gate → workers → head → gate → canary → smoke."""
+def decide(goal: Goal, facts: ClusterFacts, target: int, *, by_watch: bool = False) -> Decision:
+    """One stage of: desired record → stop barrier → memory gate → workers → head → gate → canary → smoke.
+
+    `by_watch`: the desired record is only moved on while it says serving.
+    """
     return (
         unanswered(goal, facts)
+        or _rests(goal, facts, target)
         or _prepared(goal, facts)
         or _ended(goal, facts, target)
-        or _desired(goal, facts, target)
-        or _stop_barrier(goal, facts, target)
+        or _desired(goal, facts, target, by_watch=by_watch)
+        or _stop_barrier(goal, facts, target, DEAD_GRACE_S if by_watch else goal.profile.deadlines.drain_s)
         or _ports_free(goal, facts, target)
         or _start(goal, facts, target)
         or _activate(goal, facts, target)
@@ -126,8 +144,24 @@ def _ended(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:
     return Blocked(failures) if failures else None
 
 
-def _desired(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
-    action = SetDesired(goal.profile.name, target, "serving", goal.profile.identity)
+def _rests(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:
+    """Somebody stopped this very generation meanwhile, or works on the deployment."""
+    failures = []
+    for here in facts.values():
+        record = here.desired
+        if record is None or record.deployment != goal.profile.name:
+            continue
+        if record.state == "maintenance":
+            remedy = "sparkyard maintain --end, or sparkyard stop"
+            failures.append(Failure(here.node, "refused", "it is in maintenance", remedy))
+        elif record.state == "stopped" and record.generation == target:
+            why = f"generation {target} was stopped meanwhile{': ' if record.why else ''}{record.why}"
+            failures.append(Failure(here.node, "refused", why, "start it again when nobody objects"))
+    return Blocked(tuple(failures)) if failures else None
+
+
+def _desired(goal: Goal, facts: ClusterFacts, target: int, *, by_watch: bool) -> Stage | None:
+    action = SetDesired(goal.profile.name, target, "serving", goal.profile.identity, only_if_serving=by_watch)
     steps = tuple(
         Step(node.name, action, "the desired record is written first", SHORT_BOUND_S)
         for node in goal.ranked
@@ -138,13 +172,12 @@ def _desired(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
     return Stage(f"desired: {goal.profile.name} serving, generation {target}", steps) if steps else None
 
 
-def _stop_barrier(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
+def _stop_barrier(goal: Goal, facts: ClusterFacts, target: int, grace_s: float) -> Stage | None:
     """Nobody of an older generation may live: its rendezvous would swallow the new ranks."""
     steps = []
     for here in facts.values():
         for found in here.ranks:
             if found.alive and found.deployment == goal.profile.name and found.generation != target:
-                grace_s = goal.profile.deadlines.drain_s
                 action = StopRank(found.deployment, found.generation, found.rank, grace_s)
                 steps.append(
                     Step(

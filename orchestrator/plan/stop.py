@@ -19,32 +19,33 @@ from orchestrator.model.step import (
 SHORT_BOUND_S = 60.0
 
 
-def decide(goal: Goal, facts: ClusterFacts, *, grace_s: float) -> Decision:
+def decide(goal: Goal, facts: ClusterFacts, *, grace_s: float, why: str = "") -> Decision:
     """Ends every rank of the deployment on every node that answered; the others are named at the end.
 
     Args:
         grace_s: from SIGTERM to SIGKILL. Rank 0 drains its requests in that time and tells the others to end.
+        why: kept in the desired record when it is not a person who stops it.
     """
     return (
-        _desired(goal, facts)
-        or _ranks(goal, facts, grace_s)
+        _desired(goal, facts, why)
+        or ranks(goal, facts, grace_s)
         or _memory(goal, facts)
         or _unanswered(goal, facts)
     )
 
 
-def _desired(goal: Goal, facts: ClusterFacts) -> Stage | None:
+def _desired(goal: Goal, facts: ClusterFacts, why: str) -> Stage | None:
     name = goal.profile.name
     steps = []
     for here in facts.values():
         record = here.desired
-        if record is not None and record.deployment == name and record.state == "serving":
-            action = SetDesired(name, record.generation, "stopped", record.profile)
+        if record is not None and record.deployment == name and record.state != "stopped":
+            action = SetDesired(name, record.generation, "stopped", record.profile, why)
             steps.append(Step(here.node, action, "so that nobody starts it again", SHORT_BOUND_S))
     return Stage("desired: stopped", tuple(steps)) if steps else None
 
 
-def _ranks(goal: Goal, facts: ClusterFacts, grace_s: float) -> Stage | None:
+def ranks(goal: Goal, facts: ClusterFacts, grace_s: float) -> Stage | None:
     """All at once: SIGTERM makes rank 0 drain, and a worker, which ignores it, waits for rank 0 or for its SIGKILL."""
     steps = []
     for here in facts.values():

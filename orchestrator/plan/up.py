@@ -14,30 +14,22 @@ FAILED_START_GRACE_S = 10.0
 """A gang that failed has no requests to drain."""
 
 
-def serve_once(goal: Goal, *, restart: bool = False) -> Decide:
+def serve_once(goal: Goal, *, restart: bool = False, by_watch: bool = False) -> Decide:
     """`serve.decide` towards one generation, chosen at the first look of this run."""
     target: int | None = None
 
     def decide(facts: ClusterFacts) -> Decision:
         nonlocal target
         if target is None:
-            target = serve.generation(goal, facts) + (1 if restart and _serves(goal, facts) else 0)
-        return serve.decide(goal, facts, target)
+            target = serve.newest(goal, facts) + 1 if restart else serve.generation(goal, facts)
+        return serve.decide(goal, facts, target, by_watch=by_watch)
 
     return decide
 
 
-def _serves(goal: Goal, facts: ClusterFacts) -> bool:
-    return any(
-        found.alive and found.deployment == goal.profile.name
-        for here in facts.values()
-        for found in here.ranks
-    )
-
-
-def up(goal: Goal) -> Decide:
+def up(goal: Goal, *, restart: bool = False, by_watch: bool = False) -> Decide:
     """The first stage that any of the four still wants."""
-    serving = serve_once(goal)
+    serving = serve_once(goal, restart=restart, by_watch=by_watch)
 
     def decide(facts: ClusterFacts) -> Decision:
         return (
@@ -74,6 +66,11 @@ def verb(name: str, goal: Goal) -> Decide:
     raise KeyError(name)
 
 
-def abandon(goal: Goal) -> Decide:
+def clear(goal: Goal) -> Decide:
+    """After a start by the watch that failed: its ranks end, and what is wanted stays wanted."""
+    return lambda facts: stop.ranks(goal, facts, FAILED_START_GRACE_S)
+
+
+def abandon(goal: Goal, why: str = "") -> Decide:
     """After a failed start: every rank of it ends, quickly, so that nobody waits for the dead."""
-    return lambda facts: stop.decide(goal, facts, grace_s=FAILED_START_GRACE_S)
+    return lambda facts: stop.decide(goal, facts, grace_s=FAILED_START_GRACE_S, why=why)

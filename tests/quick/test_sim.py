@@ -195,7 +195,11 @@ def test_mutation_head_before_workers_is_caught() -> None:
 
 
 def test_mutation_no_stop_barrier_is_caught() -> None:
-    broken = mutated(serve, "        or _stop_barrier(goal, facts, target)\n", "")
+    broken = mutated(
+        serve,
+        "        or _stop_barrier(goal, facts, target, DEAD_GRACE_S if by_watch else goal.profile.deadlines.drain_s)\n",
+        "",
+    )
     assert caught(lambda seed: restarts_cleanly(seed, broken))
     assert not caught(lambda seed: restarts_cleanly(seed, serve), seeds=5)
 

@@ -1,0 +1,111 @@
+"""How a gang serves, from lines of real boots: RDMA, all cards, graphs, speculation, the disk of the rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.load import load_profile
+from orchestrator.model.cluster import Cluster
+from orchestrator.model.goal import Goal, Package
+from orchestrator.plan.proven import Shown, failures, judge
+from tests.clusters import lab_cluster, lab_profile
+
+IB = "spark-1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f0:1/RoCE [1]roceP2p1s0f0:1/RoCE [RO]; OOB enP7s7:10.0.0.1<0>"
+HALF = "spark-1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f0:1/RoCE [RO]; OOB enP7s7:192.168.1.11<0>"
+NETWORK = "spark-1:1:1 [0] NCCL INFO Using network IB"
+SOCKET = (
+    "spark-2:1:1 [0] NCCL INFO Failed to open libibverbs.so[.1]",
+    "spark-2:1:1 [0] NCCL INFO NET/Socket : Using [0]enP7s7:192.168.1.12<0>",
+    "spark-2:1:1 [0] NCCL INFO Using network Socket",
+)
+CARDS = ("rocep1s0f0", "roceP2p1s0f0")
+NVME = {"path": "/yard/packs/x", "filesystem": "ext4", "usb": False, "rotational": False}
+GOOD = Shown(
+    lines=(IB, NETWORK), gauges={"is_cuda_graph": 1.0, "spec_accept_length": 2.9}, store=NVME, hcas=CARDS
+)
+
+
+def goal(topology: str = "triangle") -> Goal:
+    cluster = lab_cluster().model_copy(update={"topology": topology})
+    profile = load_profile("deepseek-v4.1-flash-tp3") if topology != "single-host" else lab_profile()
+    return Goal(profile, Cluster.model_validate(cluster.model_dump(by_alias=True)), Package("a" * 64, 1))
+
+
+def bad(shown: Shown, name: str, topology: str = "triangle") -> bool:
+    """Whether rank 1 that shows this, beside good ones, is refused for this item and for nothing else."""
+    items = judge(goal(topology), {0: GOOD, 1: shown, 2: GOOD})
+    wrong = {(item.name, item.rank) for item in items if item.severity == "error"}
+    assert wrong <= {(name, 1)}
+    return bool(wrong)
+
+
+def test_a_good_boot_is_good() -> None:
+    items = judge(goal(), dict.fromkeys(range(3), GOOD))
+    assert {item.severity for item in items} == {"good"}
+    assert {"network", "graphs", "store"} <= {item.name for item in items}
+    assert failures(items) == ()
+
+
+def test_sockets_are_refused_with_the_lines_that_show_them() -> None:
+    shown = GOOD.model_copy(update={"lines": SOCKET})
+    assert bad(shown, "network")
+    (failure,) = failures(judge(goal(), {0: GOOD, 1: shown, 2: GOOD}))
+    assert failure.node == "spark-2"
+    assert "TCP sockets" in failure.message
+    assert any("NET/Socket" in line for line in failure.evidence)
+
+
+def test_one_card_missing() -> None:
+    shown = GOOD.model_copy(update={"lines": (HALF, NETWORK)})
+    assert bad(shown, "hcas")
+    (failure,) = failures(judge(goal(), {0: GOOD, 1: shown, 2: GOOD}))
+    assert "does not use roceP2p1s0f0" in failure.message
+
+
+def test_eager() -> None:
+    lines = (IB, NETWORK, "cuda graph is disabled")
+    assert bad(GOOD.model_copy(update={"lines": lines, "gauges": {"is_cuda_graph": 0.0}}), "graphs")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"filesystem": "nfs4"},
+        {"filesystem": "fuse.sshfs"},
+        {"filesystem": "tmpfs"},
+        {"usb": True},
+        {"rotational": True},
+    ],
+)
+def test_rows_anywhere_but_on_a_local_disk(change: dict[str, object]) -> None:
+    shown = GOOD.model_copy(update={"store": {**NVME, **change}})
+    assert bad(shown, "store")
+    items = judge(goal("single-host"), dict.fromkeys(range(3), shown))
+    assert {item.severity for item in items if item.name == "store"} == {"warning"}
+
+
+def test_a_draft_that_never_helps() -> None:
+    gauges = {"is_cuda_graph": 1.0, "spec_accept_length": 1.0}
+    items = judge(goal(), {0: GOOD.model_copy(update={"gauges": gauges}), 1: GOOD, 2: GOOD})
+    assert [item.name for item in items if item.severity == "error"] == ["speculation"]
+
+
+def test_a_clamped_pool_is_a_warning() -> None:
+    shown = GOOD.model_copy(update={"kv_tokens": 918_204, "kv_tokens_asked": 1_300_000})
+    items = judge(goal(), {0: shown, 1: shown, 2: shown})
+    assert {item.text for item in items if item.name == "kv_pool"} == {
+        "KV pool of 918,204 tokens, asked for 1,300,000"
+    }
+    assert failures(items) == ()
+
+
+def test_ignoring_demotes_and_never_hides() -> None:
+    shown = GOOD.model_copy(update={"lines": SOCKET})
+    items = judge(goal(), {0: GOOD, 1: shown, 2: GOOD}, ignore=("network",))
+    assert failures(items) == ()
+    assert [item.text for item in items if item.severity == "warning"] == ["NCCL uses TCP sockets, not RDMA"]
+
+
+def test_nothing_of_the_network_applies_on_one_host() -> None:
+    items = judge(goal("single-host"), dict.fromkeys(range(3), Shown(lines=SOCKET, store=NVME)))
+    assert {item.name for item in items} == {"store"}
