@@ -18,7 +18,7 @@ from sparkyard_engine.engram.errors import ConfigError
 from sparkyard_engine.engram.hashing import SCALE_BYTES, WEIGHT_BYTES
 from sparkyard_engine.engram.ownership import columns_of
 from sparkyard_engine.engram.reader import Reader
-from sparkyard_engine.engram.torch_side.dequant import dequantise, dequantise_reference
+from sparkyard_engine.engram.torch_side.dequant import dequantise
 from sparkyard_engine.engram.torch_side.staging import Staging, Ticket
 
 
@@ -72,12 +72,27 @@ class DiskEmbedding:
         if identity.tp > 1 and (reduce if combine is Combine.SUM else gather) is None:
             raise ConfigError(f"tp {identity.tp} needs a collective for {combine}")
 
-    def _own_ids(self, indices: torch.Tensor) -> torch.Tensor:
-        """The ids this rank has to look up: int64, contiguous."""
-        if self.combine is Combine.SUM or self._own is None or len(self._own) == self.columns:
-            return indices.contiguous()
+    def _own_columns(self) -> slice:
+        """The columns this rank looks up: all of them where its rule cuts through columns."""
+        if self._own is None or not self._own:
+            return slice(None)
         step = self._own[1] - self._own[0] if len(self._own) > 1 else 1
-        return indices[..., self._own[0] : self._own[-1] + 1 : step].contiguous()
+        return slice(self._own[0], self._own[-1] + 1, step)
+
+    def _own_ids(self, indices: torch.Tensor) -> torch.Tensor:
+        """The ids this rank has to look up, int64, contiguous: columns of others hold no row of its own, and leaving
+        them out keeps the staging buffers at a tp-th of their size.
+        """
+        return indices[..., self._own_columns()].contiguous()
+
+    def _spread(self, index: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """The places of the own columns' rows as places for every column of the output, −1 for those of others."""
+        columns = self._own_columns()
+        if self.combine is Combine.COLUMNS or columns == slice(None) or index.numel() == shape.numel():
+            return index
+        out = torch.full(shape, -1, dtype=torch.int32, device=index.device)
+        out[..., columns] = index.view(out[..., columns].shape)
+        return out.view(-1)
 
     def prefetch(self, indices: torch.Tensor) -> None:
         """Starts a lookup on a side stream; `rows` of the same tensor joins it. CUDA only, elsewhere nothing.
@@ -98,37 +113,36 @@ class DiskEmbedding:
             indices.shape,
             indices.stride(),
         )
-        return ticket if same else None
+        if same:
+            return ticket
+        if self.staging is not None:
+            self.staging.join(ticket)  # its buffers are about to be used again
+        return None
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """int64[T, columns] → bf16[T, columns, 256]; collective when tp > 1."""
         if indices.numel() == 0:
-            self._pending = None
+            self._pending_ticket(indices)
             return torch.empty((*indices.shape, WEIGHT_BYTES), dtype=torch.bfloat16, device=indices.device)
         ids = self._own_ids(indices)
+        shape = ids.shape if self.combine is Combine.COLUMNS else indices.shape
         if self.staging is None:
-            mine = self._rows_on_cpu(ids)
+            weight, scale, index = self._read_on_cpu(ids)
         else:
-            ticket = self._pending_ticket(indices) or self.staging.start(ids)
-            mine = torch.empty((*ids.shape, WEIGHT_BYTES), dtype=torch.bfloat16, device=ids.device)
-            # A sum over ranks turns −0 into +0 by itself; gathered columns have to do it here.
-            flat = mine.view(-1, WEIGHT_BYTES)
-            dequantise(*self.staging.join(ticket), flat, positive_zero=self.tp > 1)
+            weight, scale, index = self.staging.join(self._pending_ticket(indices) or self.staging.start(ids))
+        mine = torch.empty((*shape, WEIGHT_BYTES), dtype=torch.bfloat16, device=indices.device)
+        # A sum over ranks turns −0 into +0 by itself; gathered columns have to do it here.
+        flat = mine.view(-1, WEIGHT_BYTES)
+        dequantise(weight, scale, self._spread(index, shape), flat, positive_zero=self.tp > 1)
         return self._together(mine)
 
-    def _rows_on_cpu(self, ids: torch.Tensor) -> torch.Tensor:
+    def _read_on_cpu(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         flat = ids.reshape(-1).numpy()
         weight = np.empty((len(flat), WEIGHT_BYTES), dtype=np.uint8)
         scale = np.empty((len(flat), SCALE_BYTES), dtype=np.uint8)
         index = np.empty(len(flat), dtype=np.int32)
         count = self.reader.read_distinct(flat, weight, scale, index)
-        out = dequantise_reference(
-            torch.from_numpy(weight[:count]),
-            torch.from_numpy(scale[:count]),
-            torch.from_numpy(index),
-            positive_zero=self.tp > 1,
-        )
-        return out.view(*ids.shape, WEIGHT_BYTES)
+        return torch.from_numpy(weight[:count]), torch.from_numpy(scale[:count]), torch.from_numpy(index)
 
     def _together(self, mine: torch.Tensor) -> torch.Tensor:
         if self.tp == 1:
@@ -139,4 +153,8 @@ class DiskEmbedding:
         assert self._gather is not None  # noqa: S101
         parts = self._gather(mine)  # [tp, T, c, 256]
         joined = parts.movedim(0, -3).flatten(-3, -2)  # [T, tp × c, 256], columns in order of owners
-        return joined.index_select(-2, self._inverse.to(joined.device))
+        if (
+            self._inverse.device != joined.device
+        ):  # once, by the eager call that warms: a capture cannot copy it
+            self._inverse = self._inverse.to(joined.device)
+        return joined.index_select(-2, self._inverse)
