@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.bench.figures import MIN_ROUNDS, summarise
+from orchestrator.bench.figures import MIN_ROUNDS, gaps_s, summarise
 from orchestrator.bench.loadgen.stream import Sample
 from orchestrator.bench.progress import BenchEvent, CellBegan, CellEnded, RoundEnded
 from orchestrator.bench.prompts import Message, digest
@@ -17,6 +17,10 @@ from orchestrator.bench.source import LoadResult
 TEMPLATE_TOKENS = 32
 CACHED_SHARE_OF_COLD = 0.02
 CLIENT_BOUND_SHARE = 0.9  # of one core: above this the client may be what is measured
+# Events that follow each other faster than this were read together: whoever should have read or sent them in
+# between had no CPU, and rates between events then say nothing.
+TOGETHER_S = 0.0002
+TOGETHER_SHARE = 0.5
 Conversation = Sequence[Message]
 
 
@@ -90,6 +94,13 @@ class Cell:
             remarks.append(f"{len(self.rounds)} rounds: fewer than {MIN_ROUNDS} show no spread")
         if share is not None and share > CLIENT_BOUND_SHARE:
             remarks.append(f"the client used {share:.0%} of a core: it may be the limit")
+        gaps = [gap for sample in good for gap in gaps_s(sample)]
+        together = sum(gap < TOGETHER_S for gap in gaps)
+        if together > TOGETHER_SHARE * len(gaps):
+            remarks.append(
+                f"{together / len(gaps):.0%} of the events came in bursts: client or server lacked CPU, "
+                "rates between events are too high; output_tok_s and e2e hold"
+            )
         prompt = sum(sample.prompt_tokens for sample in good)
         cached = sum(sample.cached_tokens or 0 for sample in good)
         allowed = max(TEMPLATE_TOKENS * len(good), CACHED_SHARE_OF_COLD * prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -58,6 +59,11 @@ def ttft_s(sample: Sample) -> float:
     return sample.token_times_s[0] - sample.start_s
 
 
+def gaps_s(sample: Sample) -> list[float]:
+    """Seconds between successive events with text."""
+    return [later - earlier for earlier, later in itertools.pairwise(sample.token_times_s)]
+
+
 def stream_rate(sample: Sample) -> float | None:
     """Tokens a second after the first event: that event's tokens left out, as its time is the prefill's.
 
@@ -109,11 +115,7 @@ def decode_round(samples: Sequence[Sample]) -> dict[str, float]:
     first_turn = [sample for sample in good if sample.index == 0]
     wall_s = max(sample.end_s for sample in good) - min(sample.start_s for sample in good)
     output = sum(sample.completion_tokens for sample in good)
-    gaps = [
-        later - earlier
-        for sample in good
-        for earlier, later in zip(sample.token_times_s, sample.token_times_s[1:], strict=False)
-    ]
+    gaps = [gap for sample in good for gap in gaps_s(sample)]
     rates = [rate for sample in good if (rate := stream_rate(sample)) is not None]
     together = together_rate(first_turn)
     figures = {

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
+from orchestrator.bench.loadgen.stream import Sample
+from orchestrator.bench.source import LoadPlan, StreamPlan, local
 from orchestrator.lab.nodes import running
 from orchestrator.lab.place import NODES, Place
 
 ROOT = Path(__file__).resolve().parents[2]
 CYCLE_TIMEOUT_S = 900
 VERB_TIMEOUT_S = 300
+BENCH_TIMEOUT_S = 240
 LEAST_PROMPTS = 20
 
 
@@ -131,6 +136,67 @@ def test_the_openai_client_gets_the_right_errors(client: openai.OpenAI) -> None:
         client.models.retrieve("nope")
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model="lab-v41", prompt="word " * 4000, max_tokens=1)
+
+
+def measured(state: Path) -> dict[str, Any]:
+    words = ("bench", "--profile", "lab", "--kind", "prose", "--streams", "1,4", "--json")
+    done = call(state, *words, timeout_s=BENCH_TIMEOUT_S)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
+    record: dict[str, Any] = json.loads(done.stdout)
+    return record
+
+
+def test_bench_knows_what_it_measured_and_agrees_with_itself(served: Path) -> None:
+    first, second = measured(served), measured(served)
+    known = first["provenance"]
+    assert (known["tp"], len(known["rank_specs"]), known["engine_version"]) == (3, 3, "0.5.23")
+    assert known["boot_id"] == second["provenance"]["boot_id"]
+    assert known["hardware"] == [{"name": "CPU", "count": 3}]
+    assert first["method"]["load_from"] == NODES[-1]
+    assert {row["measure"] for row in first["rows"]} == {
+        "decode",
+        "prefill",
+        "needle",
+        "chat-behind-prefill",
+        "agent-chain",
+    }
+    assert all(row["errors"] == 0 for row in first["rows"])
+    assert [row["prompts_sha256"] for row in first["rows"] if row["measure"] == "decode"] == [
+        row["prompts_sha256"] for row in second["rows"] if row["measure"] == "decode"
+    ]
+    assert [rank["rank"] for rank in first["steps"]["ranks"]] == [0, 1, 2]
+    assert all(rank["engram_rows_per_step"] > 0 for rank in first["steps"]["ranks"])
+    assert {node["node"] for node in first["nodes"]} == set(NODES)
+    files = sorted((served / "sparkyard" / "bench").glob("*.json"))
+    compared = json.loads(call(served, "bench", "compare", *map(str, files), "--json").stdout)
+    for ranking in compared["rankings"]:
+        apart = any(row["significant"] for row in ranking["rows"])
+        assert not apart or first["noisy"] or second["noisy"], ranking
+
+
+def test_bench_and_the_openai_client_count_the_same_tokens(client: openai.OpenAI) -> None:
+    body = {
+        "model": "lab-v41",
+        "messages": [{"role": "user", "content": "How many rows has the yard?"}],
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    url = f"{str(client.base_url).rstrip('/')}/chat/completions"
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+
+    async def ours() -> Sample:
+        async with local() as source:
+            plan = LoadPlan(url, (StreamPlan((streamed,)),), timeout_s=60.0)
+            return (await source.run(plan, lambda _seen, _at_s: None)).samples[0]
+
+    sample = asyncio.run(ours())
+    theirs = client.chat.completions.create(**body)
+    assert theirs.usage is not None
+    assert (sample.prompt_tokens, sample.completion_tokens) == (
+        theirs.usage.prompt_tokens,
+        theirs.usage.completion_tokens,
+    )
+    assert sample.text == theirs.choices[0].message.content
 
 
 def test_stop_and_serve_again(served: Path) -> None:
