@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from orchestrator.verbs import Session, converging
 from tests import alerting
 from tests.alerting import Scene, scene
 from tests.prometheus import needs_prometheus, panels
+from tests.terminal import needs_tmux, shown
 
 pytestmark = [needs_prometheus, pytest.mark.timeout(900)]
 HOG_LEAVES_BYTES = 640 << 20
@@ -41,7 +41,9 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self.place = Place(folder)
-        self.profile = alerting.with_ports_of_its_own(load_profile("lab"))
+        base = alerting.with_ports_of_its_own(load_profile("lab"))
+        patient = base.deadlines.model_copy(update={"join_s": 600, "ready_s": 600, "drain_s": 120})
+        self.profile = base.model_copy(update={"deadlines": patient})
         self.events: list[Event] = []
         self.file = folder / "profile.yaml"
 
@@ -79,8 +81,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield made
     finally:
         nodes.up(made.place)
-        made.do("stop")
-        nodes.down(made.place)
+        try:
+            made.do("stop")
+        finally:
+            nodes.down(made.place)
 
 
 @pytest.fixture(scope="module")
@@ -124,38 +128,15 @@ def test_no_series_twice(watched: Scene) -> None:
         assert names[one] & names[other] <= meta
 
 
-@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+@needs_tmux
 @pytest.mark.parametrize("size", SIZES)
 def test_top_in_a_terminal_attaches_to_the_monitor(watched: Scene, lab: Lab, size: tuple[int, int]) -> None:
     lab.ask("Once upon a time", 32)
-    text = terminal(watched.command("top"), size)
-    for word in ("serving", "spark-1", "spark-3", "ready", "monitor"):
+    wanted = ["serving", "spark-1", "spark-3", "ready", "monitor", "tokens/s"]
+    wanted += ["═", "ROWS/s"] if size[0] > 100 else []
+    text = shown(watched.command("top"), size, lambda screen: all(word in screen for word in wanted))
+    for word in wanted:
         assert word in text, text
-    if size[0] > 100:
-        for word in ("═", "tokens/s", "ROWS/s"):
-            assert word in text, text
-
-
-def terminal(argv: list[str], size: tuple[int, int], seconds: float = 12.0) -> str:
-    """What a real terminal of that size shows after a while."""
-    name = f"sparkyard-{os.getpid()}"
-    tmux = ["tmux", "-L", name, "-f", "/dev/null"]
-    command = " ".join(["env", "TERM=xterm-256color", *argv])
-    start = [*tmux, "new-session", "-d", "-x", str(size[0]), "-y", str(size[1]), command]
-    subprocess.run(start, cwd=alerting.ROOT, check=True)
-    try:
-        end = time.monotonic() + 60
-        text = ""
-        while time.monotonic() < end:
-            time.sleep(2)
-            text = subprocess.run(
-                [*tmux, "capture-pane", "-p"], capture_output=True, text=True, check=True
-            ).stdout
-            if "ready" in text and "monitor" in text and time.monotonic() > end - 60 + seconds:
-                break
-        return text
-    finally:
-        subprocess.run([*tmux, "kill-server"], check=False)
 
 
 def test_a_cut_link(watched: Scene) -> None:
