@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -73,7 +74,9 @@ async def fix(
         shown = await preview(nodes, remedy)
         if shown.refused:
             done.append(Done(shown, "refused", shown.refused))
-        elif not agree(shown):
+        elif not await asyncio.to_thread(
+            agree, shown
+        ):  # a person may take long: connections must be kept alive
             done.append(Done(shown, "declined"))
         else:
             done.append(await repair(nodes, shown, sudo=sudo))

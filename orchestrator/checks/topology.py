@@ -185,7 +185,7 @@ def same_cage(yard: Yard) -> Iterable[Hit]:
 def ring(yard: Yard) -> Iterable[Hit]:
     is_ring = yard.topology == "ring" or (yard.topology is None and layout(yard).shape == "ring")
     if is_ring and yard.tp == RING_TP and not yard.ring_library:
-        yield Hit("a ring of four nodes at TP4, and the profile names no NCCL library for it")
+        yield Hit("a ring of four nodes at TP4 with the NCCL library of the image")
 
 
 CHECKS = (
@@ -229,7 +229,7 @@ CHECKS = (
         "a switch for four nodes, or an NCCL library that can run a ring",
         "a ring at TP4 with stock NCCL: it never connects",
         E,
-        "name the library and its digest in the profile (nccl.library), or use a switch",
+        "use a switch; a profile cannot name an NCCL library that runs a ring yet",
         "https://github.com/MiaAI-Lab/DeepSeek-v4.1-Flash-DGX-Sparks/pull/19",
         whole=ring,
         needs_peers=True,
