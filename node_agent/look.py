@@ -259,6 +259,8 @@ def ranks(home: Home) -> list[dict[str, Any]]:
                 "since_unix_s": float(spec.get("started_unix_s", 0.0)),
                 "proven_store": (proof.get("engram") or {}).get("store_id"),
                 "padded": proof.get("padded"),
+                "weights_from": str((proof.get("weights") or {}).get("from", "")),
+                "weights_note": str((proof.get("weights") or {}).get("note", ""))[:2000],
                 "rows_read": counters.get("rows_requested"),
             }
         )

@@ -146,6 +146,10 @@ class RankFacts(Frozen):
     proven_store: Digest | None = None
     """Store that the plug-in's proof names; None until the proof exists."""
     padded: int | None = None
+    weights_from: Text = ""
+    """`slices` or `checkpoint`, as the proof says; empty until it exists."""
+    weights_note: Text = ""
+    """Which store, or why the full checkpoint was read."""
     rows_read: int | None = None
 
 

@@ -73,6 +73,8 @@ def status_json(goal: Goal, facts: ClusterFacts, missing: tuple[Failure, ...]) -
                 "ended": found.ended if found else "",
                 "since_unix_s": found.since_unix_s if found else None,
                 "store": found.proven_store if found else None,
+                "weights_from": found.weights_from if found else "",
+                "weights_note": found.weights_note if found else "",
                 "memory_available_bytes": here.memory.available_bytes if here else None,
                 "memory_low_water_bytes": found.memory_low_water_bytes if found else None,
                 "rows_read": found.rows_read if found else None,

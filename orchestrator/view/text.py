@@ -188,7 +188,17 @@ def status_text(console: Console, status: dict[str, Any]) -> None:
     if status["serving"]:
         console.print(f"{status['url']}  model {status['model']}", highlight=False)
     table = Table(box=None, pad_edge=False)
-    for title in ("rank", "node", "phase", "up", "memory available", "low water", "rows read", "store"):
+    for title in (
+        "rank",
+        "node",
+        "phase",
+        "up",
+        "memory available",
+        "low water",
+        "weights",
+        "rows read",
+        "store",
+    ):
         table.add_column(title)
     for entry in status["ranks"]:
         up = (
@@ -203,6 +213,7 @@ def status_text(console: Console, status: dict[str, Any]) -> None:
             up,
             _gib(entry["memory_available_bytes"]),
             _gib(entry["memory_low_water_bytes"]),
+            entry["weights_from"] or "–",
             "–" if entry["rows_read"] is None else f"{entry['rows_read']:,}",
             (entry["store"] or "–")[:12],
         )
