@@ -31,7 +31,7 @@ def stream(number: int, first_s: float, gap_s: float, events: int, tokens: int) 
     per_event=st.integers(1, 6),
     delay_s=st.floats(0.01, 1.0),
 )
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=60)
 def test_the_rate_together_is_the_sum_of_the_streams_rates(
     rates: list[float], per_event: int, delay_s: float
 ) -> None:
@@ -57,13 +57,13 @@ def test_a_failed_stream_is_left_out_of_the_figures() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.floats(0, 1))
-@settings(derandomize=True, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=60)
 def test_quantiles_lie_between_the_extremes(values: list[float], share: float) -> None:
     assert min(values) - 1e-6 <= quantile(values, share) <= max(values) + 1e-6
 
 
 @given(capacity=st.integers(0, 200), limit=st.integers(1, 150))
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=200)
 def test_the_search_finds_the_capacity_in_few_tries(capacity: int, limit: int) -> None:
     tried: dict[int, bool] = {}
     while (streams := next_streams(tried, limit)) is not None:
@@ -105,7 +105,7 @@ def test_events_of_every_dialect_are_understood() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(derandomize=True, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=200)
 def test_any_event_parses_or_is_a_value_error(event: bytes) -> None:
     try:
         value = parse_event(event)
