@@ -31,6 +31,7 @@ from orchestrator.lab.place import lab_place
 from orchestrator.load import default_cluster_path, load_cluster, load_profile
 from orchestrator.model.event import Event
 from orchestrator.plan.proven import ITEMS
+from orchestrator.prune import prune as prune_images
 from orchestrator.verbs import Answer, Session
 from orchestrator.verify import verify_checkpoint
 from orchestrator.view import doctor as report
@@ -572,6 +573,31 @@ def explain(
 def verify(profile: ProfileOption = None, cluster: ClusterOption = None, as_json: JsonOption = False) -> None:
     """Hash every shard on every node that has its own files; name what is partial, mixed, dangling or zero-filled."""
     run(Common(profile, cluster), verify_checkpoint, as_json=as_json, show=show_verified)
+
+
+@app.command()
+def prune(
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show superseded images of ours, the published copy and build cache, with sizes; with --yes remove them."""
+    run(
+        Common(profile, cluster),
+        lambda s: prune_images(s, remove=yes),
+        as_json=as_json,
+        show=show_pruned,
+    )
+
+
+def show_pruned(data: dict[str, Any]) -> None:
+    """One line an item, and what to do next."""
+    for node, found in data["nodes"].items():
+        for item in found["items"]:
+            out.print(f"{node}: {item['what']}: {item['bytes']:,} bytes", markup=False)
+    word = "removed" if data["removed"] else "would be removed; say --yes to remove them"
+    out.print(f"{data['bytes']:,} bytes {word}")
 
 
 def show_verified(data: dict[str, Any]) -> None:

@@ -143,6 +143,17 @@ def test_a_cable_that_is_cut_and_joined_while_the_image_travels(fleet: Fleet) ->
     assert answer.exit_code == 0, answer.data["failures"]
 
 
+def test_prune_shows_sizes_first_and_keeps_the_image_in_use(fleet: Fleet) -> None:
+    shown = json.loads(fleet.command_line("prune", "--json").stdout)
+    assert not shown["removed"]
+    assert shown["bytes"] > 0
+    assert any("registry" in item["what"] for item in shown["nodes"]["spark-1"]["items"])
+    done = fleet.command_line("prune", "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(fleet.command_line("prune", "--json").stdout)["bytes"] == 0
+    assert fleet.titles(fleet.do("build")) == []
+
+
 def test_unshare_takes_everything_back(fleet: Fleet) -> None:
     answer = fleet.do("unshare")
     assert answer.exit_code == 0, answer.data["failures"]
