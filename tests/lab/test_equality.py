@@ -30,8 +30,9 @@ from orchestrator.load import load_profile
 from orchestrator.model.profile import EnvSetting
 from orchestrator.package import build_package
 from sparkyard_engine.engram import manifest
-from sparkyard_engine.engram.format import PAGE_BYTES, ROWS_PER_PAGE, PageSeal, row_slots
+from sparkyard_engine.engram.format import PAGE_BYTES, ROWS_PER_PAGE
 from sparkyard_engine.engram.hashing import Hasher, Layout
+from sparkyard_engine.engram.page import PageSeal, row_slots
 
 PROFILE = load_profile("lab")
 CHUNK = 64
