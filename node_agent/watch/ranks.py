@@ -24,7 +24,16 @@ KEPT = (
     "kv_tokens",
     "last_log_unix_s",
     "updated_unix_s",
-    "engram",
+)
+SUMS = (
+    "batches",
+    "rows_requested",
+    "rows_unique",
+    "cache_hits",
+    "pages_read",
+    "bytes_read",
+    "errors",
+    "read_s",
 )
 
 
@@ -56,10 +65,27 @@ def _rank(deployment: str, generation: int, rank: int, folder: Path) -> dict[str
         "generation": generation,
         "rank": rank,
         **{key: status.get(key) for key in KEPT},
+        "engram": _engram(status.get("engram")),
         "alive": alive,
         "phase": str(status.get("phase", "starting")) if alive else "ended",
         "ended": reason[:500],
         "memory_floor_bytes": (read_json(folder / "rank.json") or {}).get("memory_floor_bytes"),
+    }
+
+
+def _engram(counters: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The plug-in counts by layer; a sample has all layers of the rank together."""
+    if counters is None or "layers" not in counters:
+        return counters
+    layers = list(counters["layers"].values())
+    if not layers:
+        return None
+    return {
+        **{key: sum(layer.get(key, 0) for layer in layers) for key in SUMS},
+        "latency_bounds_us": layers[0].get("latency_bounds_us", []),
+        "latency": [
+            sum(counts) for counts in zip(*(layer.get("latency", []) for layer in layers), strict=False)
+        ],
     }
 
 
