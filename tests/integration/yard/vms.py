@@ -36,6 +36,8 @@ DISK = "3G"
 BOOT_BOUND_S = 900.0
 """A boot takes 50 s on an idle machine."""
 COUNT = 2
+PROBE_S = 8.0
+"""Between two questions whether sshd answers: on a slow machine more of them run into sshd's own MaxStartups."""
 
 INIT = f"""#!/bin/busybox sh
 /bin/busybox --install -s /bin
@@ -326,12 +328,12 @@ def _await_ssh(vms: Vms, number: int) -> None:
             raise YardError(f"machine {number} ended: {(vms.folder / f'vm{number}.log').read_text()[-500:]}")
         with network(vms.namespace):
             try:
-                with socket.create_connection((_address(number), 22), timeout=3) as probe:
+                with socket.create_connection((_address(number), 22), timeout=PROBE_S) as probe:
                     if probe.recv(4) == b"SSH-":
                         return
             except OSError:
                 pass
-        time.sleep(1)
+        time.sleep(PROBE_S)
     raise YardError(
         f"machine {number} does not answer {BOOT_BOUND_S:.0f} s after its start; see vm{number}.console"
     )

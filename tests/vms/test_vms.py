@@ -1,6 +1,7 @@
 """share with the kernel's own NFS server and client, under systemd: what the yard's nodes cannot show.
 
-One story on two machines, in order.
+One story on two machines, in order. Not part of the gate: on the machine at hand the boots took ten minutes of a
+shared CPU and the story was not yet seen to its end. Needs root and `tests/integration/install.sh vm`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Machines:
 
 
 @pytest.fixture(scope="module")
-def machines(need_root: None) -> Iterator[Machines]:
+def machines() -> Iterator[Machines]:
     name = f"v{os.getpid() % 1_000_000}"
     try:
         made = Machines(vms.up(name))
