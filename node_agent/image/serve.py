@@ -53,6 +53,7 @@ def main(order: Path, folder: Path) -> int:
                 write_json(folder / OFFER, offer)
                 report.note("serving")
                 _wait(relay, args, stop, report)
+                (folder / OFFER).unlink(missing_ok=True)  # before anything ends: nobody shall turn to it any more
             finally:
                 relay.close()
     except (Refused, OSError) as error:
