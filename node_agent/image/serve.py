@@ -53,7 +53,8 @@ def main(order: Path, folder: Path) -> int:
                 write_json(folder / OFFER, offer)
                 report.note("serving")
                 _wait(relay, args, stop, report)
-                (folder / OFFER).unlink(missing_ok=True)  # before anything ends: nobody shall turn to it any more
+                # Before anything ends: nobody shall turn to it any more.
+                (folder / OFFER).unlink(missing_ok=True)
             finally:
                 relay.close()
     except (Refused, OSError) as error:
