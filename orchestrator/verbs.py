@@ -23,7 +23,7 @@ from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.goal import Goal, Package
 from orchestrator.model.profile import Profile
 from orchestrator.model.report import failures_json, plan_json, run_json, status_json
-from orchestrator.model.step import Failure
+from orchestrator.model.step import Failure, StartRank
 from orchestrator.package import build_package
 from orchestrator.plan import up
 from orchestrator.proof import prove
@@ -121,9 +121,11 @@ async def converging(session: Session, verb: str) -> Answer:
         wait_s = STOP_LEASE_WAIT_S if verb == "stop" else 0.0
         outcome = await converge(world, up.verb(verb, goal), lease_wait_s=wait_s)
         failures = outcome.failures
-        slow: tuple[Failure, ...] = ()
+        slow = False
         if verb in STARTING and not failures and not outcome.interrupted:
-            failures = slow = await prove(world, goal, outcome.facts, session.ignore)
+            failures = await prove(world, goal, outcome.facts, session.ignore)
+            # what served before this verb goes on serving, slowly; only what it started itself is ended
+            slow = bool(failures) and _started(outcome)
         if failures and outcome.leased and verb in STARTING and (slow or _unproven(goal, outcome)):
             await _keep_evidence(session, world, failures)
             session.emit(Said("warning", "the start failed: ending the ranks that were started"))
@@ -132,6 +134,10 @@ async def converging(session: Session, verb: str) -> Answer:
     seconds = time.monotonic() - begin
     session.emit(RunEnded(verb, exit_code, seconds, failures))
     return Answer(run_json(verb, outcome.stages, failures, seconds), exit_code)
+
+
+def _started(outcome: Outcome) -> bool:
+    return any(isinstance(step.action, StartRank) for stage in outcome.stages for step in stage.steps)
 
 
 async def _keep_evidence(session: Session, world: World, failures: tuple[Failure, ...]) -> None:

@@ -41,8 +41,11 @@ def _write(replies: Mapping[str, Reply], deployment: str, below: Path, why: str)
     for node, answer in replies.items():
         if answer.failure is not None:
             silent[node] = answer.failure.message
-        else:
+            continue
+        try:
             _write_node(folder, node, answer.value)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            silent[node] = f"its evidence is not usable: {type(error).__name__}: {error}"
     about = {
         "schema": SCHEMA,
         "deployment": deployment,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from orchestrator.model.sample import BreakerMoved
 from orchestrator.verbs import converging
+from orchestrator.watch.maintenance import maintain
 from orchestrator.watch.policy import Policy
 from tests.guarded import Watched, engine, guard, serves
 from tests.standin_engine.lab import StandinLab
@@ -72,6 +74,23 @@ def test_stop_during_the_watch_stays_stopped(lab: StandinLab, tmp_path: Path) ->
     assert watched.restarts() == []
     assert not any(r.alive for here in lab.facts().values() for r in here.ranks)
     assert lab.do("up").exit_code == 0
+
+
+def test_maintenance_keeps_the_watch_still(lab: StandinLab, tmp_path: Path) -> None:
+    watched = Watched(lab, tmp_path, FAST, bound_s=BOUND_S)
+    victim = engine(lab, 1)
+
+    async def work() -> None:
+        assert (await maintain(lab.session(), end=False)).exit_code == 0
+        victim.kill()
+        await asyncio.sleep(3 * FAST.settle_s)
+        assert watched.restarts() == []
+        assert (await maintain(lab.session(), end=True)).exit_code == 0
+
+    watched.run(watched.serves_again, then=work)
+    assert any("gang: maintenance" in text for text in watched.said())
+    assert len(watched.restarts()) == 1
+    assert asyncio.run(maintain(lab.session(), end=True)).exit_code == 0
 
 
 def test_two_failed_boots_open_the_breaker_and_it_stays_open(lab: StandinLab, tmp_path: Path) -> None:
