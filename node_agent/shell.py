@@ -117,7 +117,7 @@ class Shell:
             answer = {
                 "id": request,
                 "ok": False,
-                "error": {"kind": "failed", "message": f"{where}{error.strerror}"},
+                "error": {"kind": "failed", "message": f"{where}{error.strerror or error}"},
             }
         except (KeyError, TypeError, ValueError) as error:
             text = f"{message.get('ask')}: unusable arguments: {type(error).__name__}: {error}"
