@@ -26,7 +26,6 @@ FIRES_S, CLEARS_S = 40.0, 40.0
 HELD_S = 75.0
 """For alerts that are held for 30 s."""
 GPU_ROW = "0, NVIDIA GB10, GPU-0, 580.173.02, 0000000F:01:00.0, 61, 62.50 W, 93 %, 2411 MHz, 3003 MHz, P0, [N/A], 1, 1"
-PROBES = "/var/tmp/sparkyard-probes.json"
 
 
 PORTS_FROM, PORTS_STEP, PORTS_SLOTS = 33000, 130, 50
@@ -115,7 +114,7 @@ def scene(place: Place, profile: str, folder: Path) -> Iterator[Scene]:
     cluster.parent.mkdir()
     cluster.write_text(yaml.safe_dump(document), encoding="utf-8")
     for number, name in enumerate(NODES):
-        _under_load(recorded / name / "node.json", NODES[number - 1])
+        _under_load(recorded / name / "node.json", place.node(name), NODES[number - 1])
     port = free_port()
     with node_exporter() as host, prometheus(folder / "prometheus", port, host) as server:
         made = Scene(place, cluster, profile, recorded, server, port, None, folder / "monitor.log")  # type: ignore[arg-type]
@@ -128,7 +127,7 @@ def scene(place: Place, profile: str, folder: Path) -> Iterator[Scene]:
                 made.monitor.wait()
 
 
-def _under_load(path: Path, peer: str) -> None:
+def _under_load(path: Path, root: Path, peer: str) -> None:
     """A GPU under load and load tests that were run: the lab has neither, and the panels of both shall be seen."""
     recording = json.loads(path.read_text(encoding="utf-8"))
     for command in recording["commands"]:
@@ -138,8 +137,8 @@ def _under_load(path: Path, peer: str) -> None:
         {"unix_s": 1.7e9, "netdev": netdev, "peer": peer, "gbps": 109.4}
         for netdev in ("enp1s0f0np0", "enP2p1s0f0np0")
     ]
-    recording["files"][PROBES] = json.dumps({"rdma": rails})
     path.write_text(json.dumps(recording), encoding="utf-8")
+    (root / "probes.json").write_text(json.dumps({"rdma": rails}), encoding="utf-8")
 
 
 def steady(scene: Scene) -> None:

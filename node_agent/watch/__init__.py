@@ -68,7 +68,7 @@ def stream(home: Home, args: dict[str, Any], report: Report, stop: threading.Eve
                 "agent": _own_cost(),
             }
             if slow:
-                sample["probes"] = host.probes(source)
+                sample["probes"] = host.probes(home)
             if (reading := gpu.reading(source, serving=serving)) is not None:
                 sample["gpu"] = reading
             if (seen := engine.read(ranks.api(home, here))) is not None:

@@ -17,6 +17,8 @@ SECTOR_READ_MS_FIELD, READS_FIELD = 6, 3
 """Columns of /proc/diskstats (Documentation/admin-guide/iostats.rst): reads completed, milliseconds reading."""
 DRIVE = re.compile(r"nvme\d+n\d+|vd[a-z]|sd[a-z]")
 DRIVES_MAX = 8
+PROBES = stored.PLACE.rpartition("/")[2]
+"""Below the node's own folder, where `doctor --deep` leaves its results."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -68,12 +70,12 @@ def rails(source: Source) -> dict[str, float]:
     return dict(found["watts"]) if found else {}
 
 
-def probes(source: Source) -> dict[str, Any]:
-    """What earlier load probes measured: rails in Gb/s and the GPU clock under load."""
+def probes(home: Home) -> dict[str, Any]:
+    """What earlier load probes on this node measured: rails in Gb/s and the GPU clock under load."""
     try:
-        found = stored.read(source) or {}
-    except (DeniedError, UnreadableError):
-        return {"rails": [], "busy_mhz": None}
+        found = stored.parse(_text(str(home.root / PROBES)) or "{}")
+    except UnreadableError:
+        found = {}
     measured = [
         {key: row[key] for key in ("unix_s", "netdev", "peer", "gbps")}
         for row in found.get("rdma") or []

@@ -35,6 +35,7 @@ SUMS = (
     "errors",
     "read_s",
 )
+"""Counters of one layer's Engram reader; whatever else its file says is not for the views."""
 
 
 def read(home: Home) -> list[dict[str, Any]]:
@@ -65,7 +66,7 @@ def _rank(deployment: str, generation: int, rank: int, folder: Path) -> dict[str
         "generation": generation,
         "rank": rank,
         **{key: status.get(key) for key in KEPT},
-        "engram": _engram(status.get("engram")),
+        "engram": _counters(status.get("engram")),
         "alive": alive,
         "phase": str(status.get("phase", "starting")) if alive else "ended",
         "ended": reason[:500],
@@ -73,20 +74,20 @@ def _rank(deployment: str, generation: int, rank: int, folder: Path) -> dict[str
     }
 
 
-def _engram(counters: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The plug-in counts by layer; a sample has all layers of the rank together."""
-    if counters is None or "layers" not in counters:
-        return counters
-    layers = list(counters["layers"].values())
-    if not layers:
+def _counters(engram: Any) -> dict[str, Any] | None:
+    """The rank's readers together: the plug-in writes one entry a layer. None until all of them have counted."""
+    try:
+        layers = list(engram["layers"].values()) if "layers" in engram else [engram]
+        bounds = layers[0]["latency_bounds_us"]
+        if any(layer["latency_bounds_us"] != bounds for layer in layers):
+            return None
+        return {
+            **{key: sum(layer[key] for layer in layers) for key in SUMS},
+            "latency_bounds_us": bounds,
+            "latency": [sum(counts) for counts in zip(*(layer["latency"] for layer in layers), strict=True)],
+        }
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError):
         return None
-    return {
-        **{key: sum(layer.get(key, 0) for layer in layers) for key in SUMS},
-        "latency_bounds_us": layers[0].get("latency_bounds_us", []),
-        "latency": [
-            sum(counts) for counts in zip(*(layer.get("latency", []) for layer in layers), strict=False)
-        ],
-    }
 
 
 def _alive(folder: Path, status: dict[str, Any]) -> bool:

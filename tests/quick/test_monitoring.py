@@ -122,7 +122,10 @@ def test_no_listener_of_the_compose_file_is_open_to_the_network() -> None:
 @contextmanager
 def engine_page() -> Iterator[int]:
     """A real engine's page, served as the engine serves it."""
-    body = PAGE.read_bytes()
+    # As Prometheus 2 gets it: OpenMetrics with escaped names, and with the plug-in's own counters on it.
+    body = PAGE.read_bytes().replace(b"sglang:", b"sglang_") + (
+        b'# TYPE sparkyard_engram_errors counter\nsparkyard_engram_errors_total{rank="0"} 0.0\n'
+    )
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

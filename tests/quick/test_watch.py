@@ -95,6 +95,13 @@ def test_a_recording_that_is_rewritten_is_followed(tmp_path: Path) -> None:
     assert found[-1].links[0].up is False
 
 
+def layer(batches: int) -> dict[str, Any]:
+    """What the plug-in writes of one layer's reader."""
+    sums = ("rows_requested", "rows_unique", "cache_hits", "pages_read", "bytes_read", "errors", "read_s")
+    latency = {"latency_bounds_us": [50], "latency": [1, batches - 1]}
+    return {"batches": batches, **dict.fromkeys(sums, 0), "rows_requested": 2 * batches, **latency}
+
+
 def rank_folder(root: Path, generation: int, updated_unix_s: float) -> Path:
     folder = root / "ranks" / f"{NAME}.g{generation}.r0"
     folder.mkdir(parents=True)
@@ -104,7 +111,7 @@ def rank_folder(root: Path, generation: int, updated_unix_s: float) -> Path:
         "memory_low_water_bytes": 5,
         "updated_unix_s": updated_unix_s,
         "ended": None,
-        "engram": {"batches": 3, "latency_bounds_us": [50], "latency": [1, 2]},
+        "engram": {"rows_requested": 14, "layers": {"1": layer(3), "3": layer(4)}},
     }
     (folder / "status.json").write_text(json.dumps(status))
     (folder / "rank.json").write_text(json.dumps({"memory_floor_bytes": 77, "argv": [], "api_port": 1}))
@@ -118,7 +125,9 @@ def test_the_newest_generation_of_a_rank_is_reported_with_its_floor(tmp_path: Pa
     assert [(entry.generation, entry.alive, entry.phase) for entry in rank] == [(2, True, "loading")]
     assert rank[0].memory_floor_bytes == 77
     assert rank[0].engram is not None
-    assert rank[0].engram.batches == 3
+    assert rank[0].engram.batches == 7
+    assert rank[0].engram.rows_requested == 14
+    assert rank[0].engram.latency == (2, 5)
 
 
 def test_a_rank_whose_guard_writes_no_more_is_not_alive(tmp_path: Path) -> None:
