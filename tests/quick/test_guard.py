@@ -87,6 +87,10 @@ class Running:
         log = self.directory / "engine.log"
         self.until(lambda _: log.exists() and text in log.read_text())
 
+    def engine_pid(self) -> int:
+        """The status file is written a moment after the engine's first line."""
+        return self.until(lambda status: status.get("engine_pid"))["engine_pid"]
+
     def ended(self) -> dict[str, Any]:
         self.process.wait(DEADLINE_S)
         return self.status()["ended"]
@@ -115,7 +119,7 @@ def test_a_memory_hog_is_killed_at_the_floor(tmp_path: Path) -> None:
         while psutil.virtual_memory().available >= floor and time.monotonic() < deadline_s:
             time.sleep(0.02)
         crossed_s = time.monotonic()
-        engine_pid = running.status()["engine_pid"]
+        engine_pid = running.engine_pid()
         while psutil.pid_exists(engine_pid) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         took_s = time.monotonic() - crossed_s
@@ -171,7 +175,7 @@ def test_another_rank_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: P
 def test_a_killed_engine_and_a_crash_have_reasons_of_their_own(tmp_path: Path) -> None:
     with guard(tmp_path, SLEEP) as running:
         running.engine_says("up")
-        os.kill(running.status()["engine_pid"], signal.SIGKILL)
+        os.kill(running.engine_pid(), signal.SIGKILL)
         killed = running.ended()
     assert (killed["reason"], killed["signal"]) == ("engine_signal", signal.SIGKILL)
     with guard(tmp_path, "raise SystemExit('model file is damaged')") as running:
@@ -269,7 +273,7 @@ def test_secrets_do_not_reach_logs_or_status(tmp_path: Path) -> None:
 def test_a_dead_guard_leaves_no_engine(tmp_path: Path) -> None:
     with guard(tmp_path, STUBBORN) as running:
         running.engine_says("up")
-        engine_pid = running.status()["engine_pid"]
+        engine_pid = running.engine_pid()
         running.process.kill()
         running.process.wait(DEADLINE_S)
         deadline_s = time.monotonic() + DEADLINE_S
