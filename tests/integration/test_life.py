@@ -9,10 +9,14 @@ import json
 import os
 import time
 
+import pytest
+
 from orchestrator.model import event as events
 from orchestrator.plan import image
 from tests.integration.fleet import Fleet
 from tests.integration.yard import wire
+
+pytestmark = pytest.mark.unproven
 
 EXPORTS = "/etc/exports.d/sparkyard.exports"
 MOUNT = "/srv/nvme/sparkyard/share/nfs"
