@@ -92,8 +92,8 @@ class Scene:
     def start_monitor(self) -> None:
         with self.log.open("ab") as log:
             self.monitor = subprocess.Popen(
-                self.command("monitor", "--observe-only", "--port", str(self.port), "--every", str(EVERY_S), "--gpu-every", "1",
-                             "--gpu-every-serving", "1", "--record", str(self.log.with_name("watched.jsonl"))),
+                self.command("monitor", "--observe-only", "--port", str(self.port), "--every", str(EVERY_S),
+                             "--gpu-every", "1", "--gpu-every-serving", "1", "--record", str(self.log.with_name("watched.jsonl"))),
                 cwd=ROOT, stdout=log, stderr=log,
             )  # fmt: skip
 
