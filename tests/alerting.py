@@ -93,7 +93,8 @@ class Scene:
         with self.log.open("ab") as log:
             self.monitor = subprocess.Popen(
                 self.command("monitor", "--observe-only", "--port", str(self.port), "--every", str(EVERY_S),
-                             "--gpu-every", "1", "--gpu-every-serving", "1", "--record", str(self.log.with_name("watched.jsonl"))),
+                             "--gpu-every", "1", "--gpu-every-serving", "1",
+                             "--record", str(self.log.with_name("watched.jsonl"))),
                 cwd=ROOT, stdout=log, stderr=log,
             )  # fmt: skip
 
