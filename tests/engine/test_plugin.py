@@ -22,6 +22,7 @@ from sparkyard_engine import drift, life, plugin, rankspec
 from sparkyard_engine.asked import RefusedError, asked
 from sparkyard_engine.drift import Symbol
 from sparkyard_engine.engram.errors import EngramError
+from sparkyard_engine.engram.hashing import Layout
 from sparkyard_engine.engram.reader import Reader
 from sparkyard_engine.engram.torch_side.embedding import DiskEmbedding
 
@@ -69,11 +70,13 @@ def test_rows_of_all_ranks_together_are_the_stock_table(checkpoint: Path, stores
     index = json.loads((checkpoint / "model.safetensors.index.json").read_text(encoding="utf-8"))[
         "weight_map"
     ]
+    layout = Layout.from_config(json.loads((checkpoint / "config.json").read_text(encoding="utf-8")))
     for layer in (1, 3):
         name = f"layers.{layer}.engram.embed."
         with safe_open(checkpoint / index[name + "weight"], "pt") as shard:
             weight, scale = shard.get_tensor(name + "weight"), shard.get_tensor(name + "scale")
-        ids = torch.from_numpy(np.random.default_rng(layer).integers(0, len(weight), (40, 24)))
+        bounds = np.asarray(layout.bounds(layer))  # the hash gives each column ids of its own range only
+        ids = torch.from_numpy(np.random.default_rng(layer).integers(bounds[:-1], bounds[1:], (40, 24)))
         ids[3] = ids[2]  # repeats in a batch
         rows = weight[ids].float().unflatten(-1, (-1, 32))
         stock = (rows * scale[ids].float().unsqueeze(-1)).flatten(-2).to(torch.bfloat16)
