@@ -104,10 +104,9 @@ def test_a_running_pack_is_adopted_and_not_repeated(lab: StandinLab) -> None:
     after = finish(lab)
     assert not [what for _, what in done_steps(after) if "start packing" in what]
     for here in lab.facts().values():
-        store = next(found for found in here.stores if found.complete)
-        jobs = [job for job in here.jobs if job.kind == "pack"]
-        assert len(jobs) == 1
-        assert jobs[0].written_bytes < 1.2 * store.bytes, "the store was written more than once"
+        for store in (found for found in here.stores if found.complete):
+            (job,) = (found for found in here.jobs if found.id == f"pack-{store.store[:16]}")
+            assert job.written_bytes < 1.2 * store.bytes + (1 << 20), "the store was written more than once"
 
 
 def test_a_pack_killed_in_the_middle_resumes(lab: StandinLab) -> None:
@@ -136,7 +135,9 @@ def test_an_agent_killed_in_mid_pack_ends_the_run_with_its_node(lab: StandinLab)
         lab.command("up", "--json"), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     end = time.monotonic() + STAGE_TIMEOUT_S
-    while time.monotonic() < end and "pack the Engram tables" not in stages(events(lab, since)):
+    while time.monotonic() < end and not any(
+        title.startswith("pack") for title in stages(events(lab, since))
+    ):
         time.sleep(0.01)
     (agent,) = agents(lab, "spark-2")
     os.kill(agent, signal.SIGKILL)
