@@ -35,12 +35,6 @@ class ConfigError(SparkyardError):
         self.problems = problems
 
 
-class NotImplementedHere(SparkyardError):
-    """The verb or option is known but not built yet."""
-
-    exit_code = Exit.USAGE
-
-
 class NoProgress(SparkyardError):
     """`decide` asked again for a step that had just succeeded: a fault of sparkyard, never of the user."""
 

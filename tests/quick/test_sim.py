@@ -123,12 +123,7 @@ def test_without_faults_the_plan_is_what_runs_and_predictions_hold() -> None:
 
 def test_a_failed_node_does_not_cancel_the_others() -> None:
     sim = world(2)
-    sim.gone_until = {}
-
-    class Breaks(Faults):
-        pass
-
-    sim.faults = Breaks(before=1.0)
+    sim.faults = Faults(before=1.0)
     failures = attempt(sim, "build")
     assert [failure.node for failure in failures] == ["spark-1"]
     sim.faults = Faults()
