@@ -167,6 +167,7 @@ def make_yard(goal: Goal, facts: ClusterFacts, failures: tuple[Failure, ...], no
         topology=goal.cluster.topology,
         docker=profile.engine.runtime == "docker",
         tp=profile.parallel.tp,
+        ring_library=profile.nccl is not None,
         environment={
             entry.env: str(entry.value) for entry in profile.settings if isinstance(entry, EnvSetting)
         },

@@ -90,6 +90,8 @@ def start(home: Home, args: dict[str, Any], folder: Path, command: list[str], en
         str(home.packs): False,
         str(home.slices): False,
     }
+    if library := (args["body"].get("nccl") or {}).get("library"):
+        folders[str(library)] = False
     argv = arguments(home, labels, args["image"], folders, env)
     return docker("run", "--detach", "--name", name, *argv, *command, timeout_s=RUN_TIMEOUT_S).strip()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
@@ -19,6 +20,7 @@ from node_agent.wire import Refused, Report
 
 GATE_TIMEOUT_S = 30.0
 KILL_TIMEOUT_S = 20.0
+READ_BYTES = 1 << 20
 LOCKED = 75
 """Exit code of a second process that wants the same folder (EX_TEMPFAIL of sysexits.h)."""
 KEPT_FOLDERS = 12
@@ -36,6 +38,7 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     engine = home.engines / args["engine"]
     if not image and not engine.is_dir():
         raise Refused(f"engine package {args['engine'][:12]} is not installed; run build")
+    check_library(args["body"])
     _prune(home)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -70,6 +73,27 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
         return {"started": True}
     process.spawn("run-rank", folder, folder / "guard.out")
     return {"started": True}
+
+
+def check_library(body: dict[str, Any]) -> None:
+    """Refused when the NCCL library that the spec names is not the very file that it names."""
+    wanted = body.get("nccl")
+    if wanted is None:
+        return
+    place = Path(str(wanted["library"]))
+    digest = hashlib.sha256()
+    try:
+        with place.open("rb") as file:
+            while block := file.read(READ_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise Refused(f"{place}: {error.strerror}; the profile names it as nccl.library") from None
+    found = digest.hexdigest()
+    if found != wanted["sha256"]:
+        raise Refused(
+            f"{place} has SHA-256 {found[:12]}…, the profile's nccl.sha256 is {str(wanted['sha256'])[:12]}…: "
+            "put the right file there, or correct the profile"
+        )
 
 
 def _contained(home: Home, args: dict[str, Any]) -> bool:

@@ -10,9 +10,9 @@ from typing import Literal
 from orchestrator.checks.addresses import by_network
 from orchestrator.checks.check import Check, E, Hit, W, Yard, links_of, value
 from orchestrator.model.finding import Confidence
+from orchestrator.model.profile import RING_TP
 
 Shape = Literal["alone", "pair", "triangle", "ring", "switch", "incomplete"]
-RING_TP = 4
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -229,7 +229,7 @@ CHECKS = (
         "a switch for four nodes, or an NCCL library that can run a ring",
         "a ring at TP4 with stock NCCL: it never connects",
         E,
-        "use a switch; a profile cannot name an NCCL library that runs a ring yet",
+        "use a switch, or name a library that runs a ring in the profile: nccl: {library, sha256, source}",
         "https://github.com/MiaAI-Lab/DeepSeek-v4.1-Flash-DGX-Sparks/pull/19",
         whole=ring,
         needs_peers=True,

@@ -6,10 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from orchestrator.model.cluster import Port
+from orchestrator.model.cluster import AbsolutePath, Port
 from orchestrator.model.frozen import Frozen, identity
 
 Scalar = str | int | float | bool
+RING_TP = 4
+"""Ranks of a switchless ring that stock NCCL cannot join: with two ports a node not every pair of four meets."""
 
 
 class Evidence(Frozen):
@@ -56,6 +58,17 @@ class Parallel(Frozen):
     tp: int = Field(ge=1, le=64)
     """Tensor-parallel ranks, one a node."""
     padding: Padding | None = None
+
+
+class Nccl(Frozen):
+    """Another NCCL than the image's: the same file at the same place on every node that serves."""
+
+    library: AbsolutePath
+    """`libnccl.so.2` on the node; shown to the engine read-only and loaded before its own."""
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    """Digest of that file; a node with another one starts no rank."""
+    source: str = Field(min_length=1, max_length=500)
+    """Where it comes from, and that it can run what this profile asks of it."""
 
 
 class Engram(Frozen):
@@ -187,6 +200,8 @@ class Profile(Frozen):
     model: Model
     engine: Engine
     parallel: Parallel
+    nccl: Nccl | None = None
+    """Empty: the image's own. A ring of four nodes without a switch needs one that can run it."""
     engram: Engram = Engram()
     share: Share = Share()
     memory: Memory

@@ -68,6 +68,7 @@ def rank_specs(
             node.name,
             rank,
             _body(profile, cluster, nodes, rank, generation, found)
+            | _nccl(profile)
             | {"plugin": _plugin(profile, rank, stores.get(rank), (slices or {}).get(rank))},
         )
         for rank, node in enumerate(nodes)
@@ -109,6 +110,13 @@ def _body(
         "gate_port": ports.gate + head.port_offset if rank == 0 and len(nodes) > 1 else None,
         "metrics_port": ports.api + node.port_offset,
     }
+
+
+def _nccl(profile: Profile) -> dict[str, dict[str, str]]:
+    """The library that the node's agent checks before it starts the rank; nothing for the image's own."""
+    if profile.nccl is None:
+        return {}
+    return {"nccl": {"library": profile.nccl.library, "sha256": profile.nccl.sha256}}
 
 
 def _floor(profile: Profile) -> dict[str, int]:
@@ -177,6 +185,9 @@ def environment(profile: Profile, cluster: Cluster, rank: int, fabric: Fabric | 
         env["GLOO_SOCKET_IFNAME"] = "lo"
     elif fabric is not None:
         env |= fabric.environment()
+    if profile.nccl is not None:
+        # torch links its own libnccl: only a preload comes before it. SGLang's pynccl opens the file by this name.
+        env |= {"LD_PRELOAD": profile.nccl.library, "SGLANG_NCCL_SO_PATH": profile.nccl.library}
     for setting in profile.settings:
         if isinstance(setting, EnvSetting) and _meant_for(setting.ranks, rank):
             env[setting.env] = text(setting.value)

@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.model.facts import ClusterFacts, NodeFacts, RankFacts
 from orchestrator.model.goal import Goal
+from orchestrator.model.profile import RING_TP
 from orchestrator.model.step import (
     AskCanary,
     Blocked,
@@ -97,6 +98,7 @@ def decide(goal: Goal, facts: ClusterFacts, target: int, *, by_watch: bool = Fal
     """
     return (
         unanswered(goal, facts)
+        or refused_ring(goal)
         or _rests(goal, facts, target)
         or _prepared(goal, facts)
         or _ended(goal, facts, target)
@@ -137,6 +139,16 @@ def _prepared(goal: Goal, facts: ClusterFacts) -> Blocked | None:
             case None:
                 continue
     return None
+
+
+def refused_ring(goal: Goal) -> Blocked | None:
+    """Four nodes in a ring: not every pair meets, and stock NCCL never connects."""
+    profile = goal.profile
+    if goal.cluster.topology != "ring" or profile.parallel.tp != RING_TP or profile.nccl is not None:
+        return None
+    text = f"a ring of {RING_TP} nodes at tp {RING_TP}, and the profile names no NCCL library that can run one"
+    remedy = "join them by a switch, or set nccl: {library, sha256, source} in the profile"
+    return Blocked((Failure(goal.head.name, "refused", text, remedy),))
 
 
 def _ended(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,25 @@ from typing import Any
 import pytest
 
 from node_agent.actions.containers import run_arguments
+from node_agent.actions.ranks import check_library
+from node_agent.wire import Refused
 from orchestrator.load import load_cluster, load_profile
 from orchestrator.model.cluster import Cluster
+from orchestrator.model.goal import Goal, Package
+from orchestrator.model.profile import Nccl, Profile
 from orchestrator.plan.fabric import Fabric, Rail, fabric_of
 from orchestrator.plan.launch import RankSpec, rank_specs
+from orchestrator.plan.serve import refused_ring
 from sparkyard_engine import rankspec
 from tests.nodes import gb10
 from tests.nodes.judge import facts_of
 
 CASES = Path(__file__).parents[1] / "cases"
-NAMES = ("triangle-tp3", "switch-tp4", "unlike-ports-tp3")
+NAMES = ("triangle-tp3", "switch-tp4", "ring-tp4", "unlike-ports-tp3")
+WIRING = {"triangle-tp3": "triangle", "switch-tp4": "switch", "ring-tp4": "ring", "unlike-ports-tp3": "triangle"}
+RING_NCCL = Nccl(
+    library="/opt/nccl-ring/libnccl.so.2", sha256="ab" * 32, source="a build that routes around a ring (made up)"
+)
 ROOT = "/var/lib/sparkyard"
 IMAGE = "sparkyard/engine:555555555555"
 
@@ -51,10 +61,13 @@ def unlike() -> dict[str, Fabric]:
 def made(name: str) -> list[dict[str, Any]]:
     tp = int(name[-1])
     profile = load_profile(f"deepseek-v4.1-flash-tp{tp}")
-    cluster = load_cluster(CASES / "clusters" / ("switch.yaml" if tp == 4 else "triangle.yaml"))
+    if name == "ring-tp4":
+        profile = profile.model_copy(update={"nccl": RING_NCCL})
+    cluster = load_cluster(CASES / "clusters" / f"{WIRING[name]}.yaml")
     fabrics = {
         "triangle-tp3": lambda: recorded("fe-triangle", cluster),
         "switch-tp4": lambda: recorded("mixed-four", cluster),
+        "ring-tp4": lambda: recorded("fe-ring", cluster),
         "unlike-ports-tp3": unlike,
     }[name]()
     stores = {rank: f"{rank:x}" * 64 for rank in range(tp)}
@@ -76,6 +89,8 @@ def docker_arguments(spec: RankSpec, ports: int) -> list[str]:
     folder = f"{ROOT}/ranks/{spec.body['deployment']}.g{spec.body['generation']}.r{spec.rank}"
     writable = {folder: True, f"{ROOT}/cache": True}
     read_only = dict.fromkeys((f"{ROOT}/packs", f"{ROOT}/slices", "/models/DeepSeek-V4.1-Flash"), False)
+    if "nccl" in spec.body:
+        read_only[spec.body["nccl"]["library"]] = False
     return run_arguments(
         {"sparkyard.rank": str(spec.rank), "sparkyard.spec": spec.identity, "sparkyard.node": spec.node},
         IMAGE,
@@ -119,6 +134,39 @@ def test_each_node_has_its_own_devices_and_gid_index() -> None:
     triangle = [entry["spec"]["argv"] for entry in made("triangle-tp3")]
     addresses = [words[words.index("--dist-init-addr") + 1] for words in triangle]
     assert len(set(addresses[1:])) == 2, "in a triangle each worker reaches the head by another address"
+
+
+def test_a_ring_of_four_is_refused_unless_the_profile_names_a_library() -> None:
+    profile = load_profile("deepseek-v4.1-flash-tp4")
+    ring = load_cluster(CASES / "clusters" / "ring.yaml")
+    package = Package("0" * 64, 1)
+
+    def said(profile: Profile, cluster: Cluster) -> list[str]:
+        match refused_ring(Goal(profile, cluster, package)):
+            case None:
+                return []
+            case blocked:
+                return [f"{each.node}: {each.message}; {each.remedy}" for each in blocked.failures]
+
+    assert said(profile, ring) == [
+        "spark-1: a ring of 4 nodes at tp 4, and the profile names no NCCL library that can run one; "
+        "join them by a switch, or set nccl: {library, sha256, source} in the profile"
+    ]
+    assert said(profile.model_copy(update={"nccl": RING_NCCL}), ring) == []
+    assert said(profile, load_cluster(CASES / "clusters" / "switch.yaml")) == []
+
+
+def test_a_rank_with_another_library_than_the_profile_names_is_not_started(tmp_path: Path) -> None:
+    library = tmp_path / "libnccl.so.2"
+    wanted = {"nccl": {"library": str(library), "sha256": hashlib.sha256(b"right").hexdigest()}}
+    with pytest.raises(Refused, match="No such file.*nccl.library"):
+        check_library(wanted)
+    library.write_bytes(b"wrong")
+    with pytest.raises(Refused, match="put the right file there, or correct the profile"):
+        check_library(wanted)
+    library.write_bytes(b"right")
+    check_library(wanted)
+    check_library({})
 
 
 if __name__ == "__main__":
