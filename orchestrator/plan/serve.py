@@ -146,7 +146,9 @@ def refused_ring(goal: Goal) -> Blocked | None:
     profile = goal.profile
     if goal.cluster.topology != "ring" or profile.parallel.tp != RING_TP or profile.nccl is not None:
         return None
-    text = f"a ring of {RING_TP} nodes at tp {RING_TP}, and the profile names no NCCL library that can run one"
+    text = (
+        f"a ring of {RING_TP} nodes at tp {RING_TP}, and the profile names no NCCL library that can run one"
+    )
     remedy = "join them by a switch, or set nccl: {library, sha256, source} in the profile"
     return Blocked((Failure(goal.head.name, "refused", text, remedy),))
 

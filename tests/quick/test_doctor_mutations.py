@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from orchestrator.checks import CHECKS, headlines
+from orchestrator.cli import app
 from orchestrator.model.finding import Severity
-from tests.nodes import gb10, judge
+from tests.nodes import gb10, judge, manual
 
 MUTATIONS: dict[str, Any] = json.loads(Path("tests/cases/doctor/mutations.json").read_text())
 
@@ -28,6 +30,20 @@ def test_a_healthy_cluster_has_no_headline(name: str) -> None:
 def test_every_check_has_a_mutation() -> None:
     assert sorted(check.id for check in CHECKS if check.id not in MUTATIONS) == []
     assert sorted(set(MUTATIONS) - {check.id for check in CHECKS}) == []
+
+
+def test_the_list_has_every_check_that_the_field_asks_for() -> None:
+    """`doctor --list --json`: every id of the catalogue, each with its reads, thresholds, source and cases."""
+    ran = CliRunner().invoke(app, ["doctor", "--list", "--json"])
+    assert ran.exit_code == 0, ran.output
+    rows = {row["id"]: row for row in json.loads(ran.stdout)["checks"]}
+    wanted = Path("tests/cases/doctor/catalogue.txt").read_text().split()
+    assert len(wanted) == len(set(wanted)) == 104
+    assert sorted(set(wanted) - set(rows)) == []
+    hollow = [i for i, row in rows.items() if not (row["thresholds"] and row["source"] and row["cases"])]
+    assert hollow == []
+    assert all(row["reads"] or row["probe"] for row in rows.values())
+    assert manual.gaps() == []
 
 
 @pytest.mark.parametrize("check", sorted(MUTATIONS))

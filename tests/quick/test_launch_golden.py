@@ -25,9 +25,16 @@ from tests.nodes.judge import facts_of
 
 CASES = Path(__file__).parents[1] / "cases"
 NAMES = ("triangle-tp3", "switch-tp4", "ring-tp4", "unlike-ports-tp3")
-WIRING = {"triangle-tp3": "triangle", "switch-tp4": "switch", "ring-tp4": "ring", "unlike-ports-tp3": "triangle"}
+WIRING = {
+    "triangle-tp3": "triangle",
+    "switch-tp4": "switch",
+    "ring-tp4": "ring",
+    "unlike-ports-tp3": "triangle",
+}
 RING_NCCL = Nccl(
-    library="/opt/nccl-ring/libnccl.so.2", sha256="ab" * 32, source="a build that routes around a ring (made up)"
+    library="/opt/nccl-ring/libnccl.so.2",
+    sha256="ab" * 32,
+    source="a build that routes around a ring (made up)",
 )
 ROOT = "/var/lib/sparkyard"
 IMAGE = "sparkyard/engine:555555555555"
@@ -148,10 +155,9 @@ def test_a_ring_of_four_is_refused_unless_the_profile_names_a_library() -> None:
             case blocked:
                 return [f"{each.node}: {each.message}; {each.remedy}" for each in blocked.failures]
 
-    assert said(profile, ring) == [
-        "spark-1: a ring of 4 nodes at tp 4, and the profile names no NCCL library that can run one; "
-        "join them by a switch, or set nccl: {library, sha256, source} in the profile"
-    ]
+    (refusal,) = said(profile, ring)
+    assert refusal.startswith("spark-1: a ring of 4 nodes at tp 4, and the profile names no NCCL library")
+    assert "nccl: {library, sha256, source}" in refusal
     assert said(profile.model_copy(update={"nccl": RING_NCCL}), ring) == []
     assert said(profile, load_cluster(CASES / "clusters" / "switch.yaml")) == []
 
@@ -159,7 +165,7 @@ def test_a_ring_of_four_is_refused_unless_the_profile_names_a_library() -> None:
 def test_a_rank_with_another_library_than_the_profile_names_is_not_started(tmp_path: Path) -> None:
     library = tmp_path / "libnccl.so.2"
     wanted = {"nccl": {"library": str(library), "sha256": hashlib.sha256(b"right").hexdigest()}}
-    with pytest.raises(Refused, match="No such file.*nccl.library"):
+    with pytest.raises(Refused, match=r"No such file.*nccl\.library"):
         check_library(wanted)
     library.write_bytes(b"wrong")
     with pytest.raises(Refused, match="put the right file there, or correct the profile"):
