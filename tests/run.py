@@ -1,4 +1,4 @@
-"""`./start.sh test [quick|lab|gang|integration|engine|all]`: runs suites, prints the time of each, one exit code.
+"""`./start.sh test [quick|life|engine|lab|gang|integration|all]`: runs suites, prints the time of each, one exit code.
 
 With `--gate` tests marked `unproven` are left out, and said to be: those that nobody has seen pass from end to end.
 """
@@ -39,6 +39,7 @@ class Suite:
 
 SUITES = (
     Suite("quick", "tests/quick", 2, 300),
+    Suite("life", "tests/life", 2, 300),
     Suite("engine", "tests/engine", 1, 900),
     Suite("lab", "tests/lab", 1, 1200),
     Suite("gang", "tests/gang", 1, 1200),
