@@ -35,6 +35,17 @@ class Fill(StrEnum):
     ONE_E8M0 = "one_e8m0"
     MINUS_INFINITY = "minus_infinity"  # a sink that takes no attention
 
+    @property
+    def number(self) -> float:
+        """What each padding element is filled with, in the dtype it is stored in (F8_E8M0 as its byte)."""
+        match self:
+            case Fill.ZERO:
+                return 0
+            case Fill.ONE_E8M0:
+                return ONE_E8M0
+            case Fill.MINUS_INFINITY:
+                return float("-inf")
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -154,21 +165,11 @@ def apply(name: str, tensor: Any, rule: Rule, placement: Placement) -> Any:
     shape[axis] = unit * len(placement.slots)
     # bytes: float8 types have no fill and no cat on every device
     source = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
-    padded = torch.full(shape, _fill_value(rule.fill), dtype=source.dtype, device=source.device)
+    padded = torch.full(shape, rule.fill.number, dtype=source.dtype, device=source.device)
     for slot, group in enumerate(placement.slots):
         if group is not None:
             padded.narrow(axis, slot * unit, unit).copy_(source.narrow(axis, group * unit, unit))
     return padded.view(tensor.dtype)
-
-
-def _fill_value(fill: Fill) -> float:
-    match fill:
-        case Fill.ZERO:
-            return 0
-        case Fill.ONE_E8M0:
-            return ONE_E8M0
-        case Fill.MINUS_INFINITY:
-            return float("-inf")
 
 
 class Padder:

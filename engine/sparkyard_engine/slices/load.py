@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from sparkyard_engine.padding import ONE_E8M0, Fill
 from sparkyard_engine.slices.manifest import Entry, Manifest, SliceError
 
 READERS = 4  # reading and checking run ahead of SGLang's copies
@@ -75,20 +74,10 @@ def _laid(taken: Any, entry: Entry) -> Any:
     full = torch.empty(made.shape, dtype=stored)
     if made.fill is not None:
         first, last = made.filled
-        full.narrow(axis, first, last - first).fill_(_value(made.fill))
+        full.narrow(axis, first, last - first).fill_(made.fill.number)
     at = 0
     for piece in made.pieces:
         part = taken.view(stored).narrow(axis, at, piece.length)
         full.narrow(axis, piece.target, piece.length).copy_(part)
         at += piece.length
     return full.view(taken.dtype)
-
-
-def _value(fill: Fill) -> float:
-    match fill:
-        case Fill.ZERO:
-            return 0
-        case Fill.ONE_E8M0:
-            return ONE_E8M0
-        case Fill.MINUS_INFINITY:
-            return float("-inf")
