@@ -458,7 +458,7 @@ def monitor(
     gpu_every: GpuPaceOption = 5.0,
     gpu_every_serving: GpuServingOption = 30.0,
     observe_only: Annotated[
-        bool, typer.Option("--observe-only", help="Export and tell; never restart anything.")
+        bool, typer.Option("--observe-only", help="Look, ask canaries and tell; never restart anything.")
     ] = False,
     canary_every: Annotated[
         float, typer.Option("--canary-every", min=1, help="Seconds between two-token canaries.")
@@ -508,8 +508,7 @@ def monitor(
 
     def work(session: Session) -> Coroutine[Any, Any, Answer]:
         beside: tuple[watching.Beside, ...] = () if record is None else (lambda feed, _: keep(feed, record),)
-        if not observe_only:
-            beside += (Keep(session, folder, policy, look_every),)
+        beside += (Keep(session, folder, policy, look_every, acts=not observe_only),)
         return watching.monitor(session, folder, listen, pace, beside)
 
     run(common, work, as_json=False)

@@ -21,7 +21,7 @@ from orchestrator.model.profile import Profile
 from tests.prometheus import Prometheus, free_port, node_exporter, prometheus
 
 ROOT = Path(__file__).resolve().parents[1]
-EVERY_S = 0.5
+EVERY_S, CANARY_EVERY_S = 0.5, 10.0
 FIRES_S, CLEARS_S = 40.0, 40.0
 HELD_S = 75.0
 """For alerts that are held for 30 s."""
@@ -92,7 +92,8 @@ class Scene:
     def start_monitor(self) -> None:
         with self.log.open("ab") as log:
             self.monitor = subprocess.Popen(
-                self.command("monitor", "--observe-only", "--port", str(self.port), "--every", str(EVERY_S),
+                self.command("monitor", "--observe-only", "--canary-every", str(CANARY_EVERY_S),
+                             "--port", str(self.port), "--every", str(EVERY_S),
                              "--gpu-every", "1", "--gpu-every-serving", "1",
                              "--record", str(self.log.with_name("watched.jsonl"))),
                 cwd=ROOT, stdout=log, stderr=log,

@@ -42,11 +42,17 @@ class Guardian:
         save: Callable[[str], Awaitable[str]],
         policy: Policy | None = None,
         gpus: Callable[[], Mapping[str, tuple[float, float]]] = dict,
+        *,
+        acts: bool = True,
     ) -> None:
-        """`save` keeps the evidence and says where; `gpus` gives utilization and power of each node's GPU."""
+        """`save` keeps the evidence and says where; `gpus` gives utilization and power of each node's GPU.
+
+        Without `acts` it looks, asks canaries and tells, and changes nothing.
+        """
         self.policy = policy or Policy()
         self.verdict: Verdict | None = None
         self._world, self._goal, self._emit, self._save, self._gpus = world, goal, emit, save, gpus
+        self._acts = acts
         self._target = Target(
             goal.profile.name, goal.profile.identity, tuple(node.name for node in goal.ranked)
         )
@@ -80,6 +86,8 @@ class Guardian:
             case gang.AskCanary(timeout_s=timeout_s):
                 generation = self._generation(view)
                 self._asking = asyncio.create_task(self._ask(generation, timeout_s))
+            case gang.Revive() | gang.GiveUp() if not self._acts:
+                return
             case gang.Revive(fresh=fresh, why=why):
                 await self._revive(self._generation(view), fresh=fresh, why=why)
             case gang.GiveUp(why=why):

@@ -28,6 +28,8 @@ class Keep:
     """Beside `events.jsonl`; evidence goes below it."""
     policy: Policy = field(default_factory=Policy)
     every_s: float = LOOK_EVERY_S
+    acts: bool = True
+    """False: look, ask canaries and tell; never restart anything."""
 
     async def __call__(self, feed: Feed, held: Mapping[str, Node]) -> None:
         """Until the session is interrupted. Events go to the feed, and with their reasons to the log of the run."""
@@ -57,7 +59,8 @@ class Keep:
         session.emit = emit
         try:
             async with session.world(payloads, held) as world:
-                await Guardian(world, goal, emit, save, self.policy, gpus).run(self.every_s)
+                guardian = Guardian(world, goal, emit, save, self.policy, gpus, acts=self.acts)
+                await guardian.run(self.every_s)
             await asyncio.Event().wait()
         finally:
             session.emit = listening
