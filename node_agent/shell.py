@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from node_agent import doctor, evidence, look, process, shown, tree, watch
+from node_agent import busy, doctor, evidence, look, process, shown, tree, watch
 from node_agent.actions import blobs, desired, engine, image, load, pack, probe, ranks, share
 from node_agent.files import tail
 from node_agent.home import Home
@@ -171,6 +171,8 @@ class Shell:
                 return evidence.read(self._home, args)
             case "smoke":
                 return probe.check(self._home, args, report)
+            case "busy":
+                return busy.read(self._home)
             case "load":
                 return load.run(args, report, stop)
             case "logs":

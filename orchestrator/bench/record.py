@@ -130,8 +130,10 @@ class NodeSample(Frozen):
     engram_rows: int | None = None
     """Rows read since the rank started."""
     engram_p99_s: float | None = None
+    foreign_cores: float | None = None
+    """Processor cores that something else used since the look before."""
     foreign_load: str | None = None
-    """Names what else uses this node's GPU or CPU; empty: looked, nothing found."""
+    """Names what else uses this node's processors; empty: looked, nothing to speak of."""
 
 
 class NodeDuring(Frozen):
@@ -149,7 +151,10 @@ class NodeDuring(Frozen):
     link_tx_bytes: int | None = None
     engram_rows: int | None = None
     engram_p99_s: float | None = None
+    foreign_cores: float | None = None
+    """The most of any interval."""
     foreign_load: str | None = None
+    """What it was in that interval."""
 
 
 class Provenance(Frozen):
@@ -276,7 +281,7 @@ class Record(Frozen):
     steps: Steps | None = None
     nodes: tuple[NodeDuring, ...] = ()
     noisy: tuple[str, ...] = ()
-    """Rows whose spread is too wide to rest a comparison on, and why."""
+    """Rows whose spread is too wide to rest a comparison on, and nodes on which something else worked meanwhile."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -354,7 +359,8 @@ def _fold(samples: tuple[NodeSample, ...]) -> NodeDuring:
         # a counter that fell was reset by a restart: no difference can be stated
         return int(values[-1] - values[0]) if len(values) > 1 and values == sorted(values) else None
 
-    loads = [sample.foreign_load for sample in samples if sample.foreign_load is not None]
+    loaded = [sample for sample in samples if sample.foreign_load is not None]
+    worst = max(loaded, key=lambda sample: sample.foreign_cores or 0.0, default=None)
     memory = min(seen("memory_available_bytes"), default=None)
     return NodeDuring(
         node=samples[0].node,
@@ -369,5 +375,6 @@ def _fold(samples: tuple[NodeSample, ...]) -> NodeDuring:
         link_tx_bytes=grown("link_tx_bytes"),
         engram_rows=grown("engram_rows"),
         engram_p99_s=high("engram_p99_s"),
-        foreign_load=", ".join(dict.fromkeys(load for load in loads if load)) if loads else None,
+        foreign_cores=worst.foreign_cores if worst else None,
+        foreign_load=worst.foreign_load if worst else None,
     )

@@ -227,7 +227,7 @@ async def run_bench(
             failure = str(problem)
             emit(Remarked(f"{failure}; what was measured so far is kept"))
     ended = time.time()
-    rows = tuple(run.rows)
+    rows, seen = tuple(run.rows), during(tuple(nodes))
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(began))
     return Record(
         schema="sparkyard/bench/v1",
@@ -251,6 +251,9 @@ async def run_bench(
         rows=rows,
         capacity=run.capacity(unfinished=interrupted or bool(failure)),
         steps=run.steps(),
-        nodes=during(tuple(nodes)),
-        noisy=noisy_rows(rows),
+        nodes=seen,
+        noisy=(
+            *noisy_rows(rows),
+            *(f"{node.node}: {node.foreign_load}" for node in seen if node.foreign_load),
+        ),
     )

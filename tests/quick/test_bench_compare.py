@@ -123,6 +123,14 @@ def test_a_difference_within_the_spread_is_none() -> None:
     assert "no difference shown" in comparison_markdown(comparison)
 
 
+def test_three_rounds_that_barely_lie_apart_are_chance_and_five_are_not() -> None:
+    barely = ((50, 52, 54), (55, 57, 59))
+    comparison = compare([record("a", row(*barely[0])), record("b", row(*barely[1]))])
+    assert not any(placed.significant for placed in comparison.rankings[0].placed)
+    more = [record(name, row(*values, *values[:2])) for name, values in zip("ab", barely, strict=True)]
+    assert any(placed.significant for placed in compare(more).rankings[0].placed)
+
+
 def test_lower_latency_comes_first() -> None:
     def chat(name: str, value: float) -> Record:
         figures = (figure("ttft_behind_ms", value, value + 1, value + 2),)
@@ -212,12 +220,14 @@ def test_a_slow_gpu_and_a_foreign_load_are_flagged() -> None:
     samples = (
         NodeSample(node="spark1", unix_s=1, sm_clock_mhz=2400, foreign_load=""),
         NodeSample(node="spark2", unix_s=1, sm_clock_mhz=1810, foreign_load=""),
-        NodeSample(node="spark3", unix_s=1, sm_clock_mhz=850, foreign_load="python 31 % of a core"),
+        NodeSample(node="spark3", unix_s=1, sm_clock_mhz=850, foreign_cores=0.1, foreign_load=""),
+        NodeSample(node="spark3", unix_s=2, foreign_cores=1.9, foreign_load="1.9 cores busy with others"),
+        NodeSample(node="spark3", unix_s=3, foreign_cores=0.4, foreign_load="0.4 cores busy with others"),
     )
     said = flags(record("a", row(50, 51, 52)), record("b", row(50, 51, 52), nodes=samples))
     assert "spark3: slow GPU state: never above 850 MHz under load" in said
     assert "spark3: slower GPU than its peers: 850 against 2400 MHz" in said
-    assert "spark3: foreign load: python 31 % of a core" in said
+    assert "spark3: foreign load: 1.9 cores busy with others" in said
     assert "spark1: slow" not in said
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.bench.figures import decode_round
+from orchestrator.bench.foreign import Busy, Program, foreign
 from orchestrator.bench.known import Place, engram_p99_s, place
 from orchestrator.bench.source import LoadFailed, NodeLoad
 from orchestrator.errors import ConfigError
 from orchestrator.model.cluster import Cluster
 from orchestrator.model.goal import Goal, Package
 from orchestrator.model.sample import EngramNow
+from orchestrator.remote.node import Ask, reply
 from orchestrator.remote.nodes import nodes
 from tests.clusters import lab_cluster, lab_profile
 from tests.quick.test_bench_client import plan, standin
@@ -55,6 +61,57 @@ def test_a_node_measures_like_the_controller_and_can_be_stopped(tmp_path: Path) 
     assert '"stand-in"' in models
     assert ticks
     assert ticks[-1] > 100
+
+
+def test_a_node_tells_its_own_programs_from_those_of_others(tmp_path: Path) -> None:
+    async def looks(burner: int) -> tuple[Busy, Busy]:
+        node = nodes(yard(tmp_path))["here"]
+        try:
+            found = []
+            for _ in range(2):
+                answer = await reply(node, Ask("busy", {}), timeout_s=20.0)
+                assert answer.failure is None
+                found.append(Busy.model_validate(answer.value))
+                while sum(psutil.Process(burner).cpu_times()[:2]) < 0.2:
+                    await asyncio.sleep(0.05)
+            return found[0], found[1]
+        finally:
+            await node.close()
+
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as burner:
+        try:
+            before, after = asyncio.run(looks(burner.pid))
+        finally:
+            burner.kill()
+    by_pid = {program.pid: program for program in after.programs}
+    assert by_pid[os.getpid()].ours, "what started the agent is no foreign load"
+    assert not by_pid[burner.pid].ours
+    assert by_pid[burner.pid].used_s >= 0.2
+    others = foreign({"here": before}, {"here": after}, frozenset(), one_host=True)["here"]
+    assert others.cores > 0
+
+
+def busy(at_s: float, busy_s: float, **used_s: float) -> Busy:
+    """Programs by name; those that begin with `rank` are ours."""
+    programs = tuple(
+        Program(pid=10 + place, started_ticks=1, name=name, used_s=seconds, ours=name.startswith("rank"))
+        for place, (name, seconds) in enumerate(used_s.items())
+    )
+    return Busy(unix_s=at_s, monotonic_s=at_s, cpus=20, busy_s=busy_s, programs=programs)
+
+
+def test_the_load_of_others_is_what_is_left_and_has_names() -> None:
+    before = {"n": busy(0, 100, rank=50, ollama=40, cron=1)}
+    after = {"n": busy(10, 130, rank=60, ollama=58, cron=1.1)}
+    found = foreign(before, after, frozenset(), one_host=False)["n"]
+    assert found.cores == pytest.approx(2.0)
+    assert found.text == "2.0 cores busy with others: ollama 1.8"
+    quiet = foreign(before, {"n": busy(10, 111, rank=60, ollama=40, cron=1.1)}, frozenset(), one_host=False)
+    assert (quiet["n"].cores, quiet["n"].text) == (pytest.approx(0.1), "")
+    assert foreign({}, after, frozenset(), one_host=False) == {}
+    # on one host the other nodes' ranks are nobody's foreign load, and neither is the measuring program
+    both = {"n": after["n"], "m": busy(10, 130, **{"rank-2": 60, "ollama": 58, "cron": 1.1})}
+    assert foreign({"n": before["n"]}, both, frozenset({11}), one_host=True)["n"].cores == pytest.approx(0.2)
 
 
 def goal(listen: str = "127.0.0.1", topology: str = "single-host") -> Goal:
