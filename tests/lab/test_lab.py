@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,45 +12,13 @@ import pytest
 
 from orchestrator.bench.loadgen.stream import Sample
 from orchestrator.bench.source import LoadPlan, StreamPlan, local
-from orchestrator.lab.nodes import running
-from orchestrator.lab.place import NODES, Place
+from orchestrator.lab.place import NODES
+from tests.reallab import CYCLE_TIMEOUT_S, call, leftovers
 
-ROOT = Path(__file__).resolve().parents[2]
-CYCLE_TIMEOUT_S = 900
-VERB_TIMEOUT_S = 300
 BENCH_TIMEOUT_S = 240
+KINDS = {"prose", "code", "structured", "json", "counting", "reasoning"}
 LEAST_PROMPTS = 20
-
-
-def call(state: Path, *words: str, timeout_s: float = VERB_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """`./start.sh WORDS` with a lab of its own."""
-    done = subprocess.run(
-        ["./start.sh", *words],
-        cwd=ROOT,
-        env={**os.environ, "XDG_STATE_HOME": str(state)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s,
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done
-
-
-def leftovers(state: Path) -> list[str]:
-    """Processes that name the lab's folder in their command line or environment."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            try:
-                text = (
-                    Path(f"/proc/{entry}/cmdline").read_bytes() + Path(f"/proc/{entry}/environ").read_bytes()
-                )
-            except OSError:
-                continue
-            if f"{state}/sparkyard".encode() in text:
-                found.append(Path(f"/proc/{entry}/cmdline").read_text().replace("\0", " ")[:200])
-    return found
+pytestmark = pytest.mark.timeout(900)
 
 
 def test_once_proves_the_answers_and_leaves_nothing(tmp_path: Path) -> None:
@@ -72,17 +37,6 @@ def test_once_proves_the_answers_and_leaves_nothing(tmp_path: Path) -> None:
     mounts = Path("/proc/self/mounts").read_text()
     assert str(tmp_path) not in mounts
     print(f"setup {data['setup_s']} s, ready {data['ready_s']} s, {data['comparison']}")
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    state = tmp_path_factory.mktemp("state")
-    done = call(state, "lab", timeout_s=CYCLE_TIMEOUT_S)
-    assert done.returncode == 0, done.stderr[-3000:] + done.stdout
-    yield state
-    assert call(state, "lab", "--down").returncode == 0
-    assert leftovers(state) == []
-    assert running(Place(state / "sparkyard" / "lab")) == ()
 
 
 @pytest.fixture(scope="module")
@@ -138,22 +92,26 @@ def test_the_openai_client_gets_the_right_errors(client: openai.OpenAI) -> None:
         client.completions.create(model="lab-v41", prompt="word " * 4000, max_tokens=1)
 
 
-def measured(state: Path) -> dict[str, Any]:
-    words = ("bench", "--profile", "lab", "--kind", "prose", "--streams", "1,4", "--json")
-    done = call(state, *words, timeout_s=BENCH_TIMEOUT_S)
+def measured(state: Path, *words: str) -> dict[str, Any]:
+    """Everything at small sizes, within the time that is promised for it."""
+    done = call(state, "bench", "--profile", "lab", "--json", *words, timeout_s=BENCH_TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
     record: dict[str, Any] = json.loads(done.stdout)
+    print(f"bench: {record['ended_unix_s'] - record['started_unix_s']:.0f} s, noisy: {record['noisy']}")
     return record
 
 
 @pytest.mark.unproven
-def test_bench_knows_what_it_measured_and_agrees_with_itself(served: Path) -> None:
-    first, second = measured(served), measured(served)
+def test_bench_knows_what_it_measured_and_agrees_with_itself(served: Path, tmp_path: Path) -> None:
+    first, second = measured(served, "--report", str(tmp_path / "report")), measured(served)
     known = first["provenance"]
     assert (known["tp"], len(known["rank_specs"]), known["engine_version"]) == (3, 3, "0.5.23")
     assert known["boot_id"] == second["provenance"]["boot_id"]
     assert known["hardware"] == [{"name": "CPU", "count": 3}]
     assert first["method"]["load_from"] == NODES[-1]
+    decode = [row for row in first["rows"] if row["measure"] == "decode"]
+    assert {row["streams"] for row in decode if row["kind"] == "prose"} >= {1, 2, 4, 8, 16}
+    assert {row["kind"] for row in decode} == KINDS
     assert {row["measure"] for row in first["rows"]} == {
         "decode",
         "prefill",
@@ -161,17 +119,26 @@ def test_bench_knows_what_it_measured_and_agrees_with_itself(served: Path) -> No
         "chat-behind-prefill",
         "agent-chain",
     }
+    assert {row["cache"] for row in first["rows"] if row["measure"] == "prefill"} == {"cold", "warm"}
     assert all(row["errors"] == 0 for row in first["rows"])
-    assert [row["prompts_sha256"] for row in first["rows"] if row["measure"] == "decode"] == [
-        row["prompts_sha256"] for row in second["rows"] if row["measure"] == "decode"
+    assert first["capacity"]["breaks_first"] or first["capacity"]["bounded_by"] == "limit"
+    planned = len(KINDS) + 4  # the search for the capacity may add rows after these
+    again = [row for row in second["rows"] if row["measure"] == "decode"]
+    assert [row["prompts_sha256"] for row in decode[:planned]] == [
+        row["prompts_sha256"] for row in again[:planned]
     ]
     assert [rank["rank"] for rank in first["steps"]["ranks"]] == [0, 1, 2]
     assert all(rank["engram_rows_per_step"] > 0 for rank in first["steps"]["ranks"])
     assert {node["node"] for node in first["nodes"]} == set(NODES)
+    assert all(node["foreign_cores"] is not None and node["engram_rows"] > 0 for node in first["nodes"])
+    assert (tmp_path / "report" / "decode.png").read_bytes().startswith(b"\x89PNG")
+    assert ": prose" in (tmp_path / "report" / "decode.svg").read_text()
     files = sorted((served / "sparkyard" / "bench").glob("*.json"))
     compared = json.loads(call(served, "bench", "compare", *map(str, files), "--json").stdout)
+    assert len(compared["rankings"]) >= len(decode)
     for ranking in compared["rankings"]:
         apart = any(row["significant"] for row in ranking["rows"])
+        print(ranking["title"], [(row["median"], row["low"], row["high"]) for row in ranking["rows"]], apart)
         assert not apart or first["noisy"] or second["noisy"], ranking
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -11,92 +9,40 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
-import yaml
 
-from orchestrator.errors import Exit
-from orchestrator.lab import cycle, nodes
-from orchestrator.lab.place import Place
-from orchestrator.load import load_cluster, load_profile
-from orchestrator.model.event import Event
-from orchestrator.verbs import Session, converging
+from orchestrator.lab import nodes
 from tests import alerting
 from tests.alerting import Scene, scene
 from tests.prometheus import needs_prometheus, panels
+from tests.reallab import RealLab
 from tests.terminal import needs_tmux, shown
 
 pytestmark = [pytest.mark.unproven, needs_prometheus, pytest.mark.timeout(900)]
 HOG_LEAVES_BYTES = 640 << 20
 """Above the guard's floor: under the alert's 1 GiB, and far enough from a kill."""
 HOG_MAX_BYTES = 12 << 30
-NO_GANG_WATCH = {"Canary"}
-"""Panels of what only the watch over the gang says."""
 SIZES = ((80, 24), (120, 40), (200, 60))
 
 
-class Lab:
-    """The lab's nodes and real ranks, on ports of their own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.place = Place(folder)
-        base = alerting.with_ports_of_its_own(load_profile("lab"))
-        patient = base.deadlines.model_copy(update={"join_s": 600, "ready_s": 600, "drain_s": 120})
-        self.profile = base.model_copy(update={"deadlines": patient})
-        self.events: list[Event] = []
-        self.file = folder / "profile.yaml"
-
-    def do(self, verb: str) -> None:
-        session = Session(self.profile, load_cluster(self.place.cluster_file), self.events.append)
-        answer = asyncio.run(converging(session, verb))
-        assert answer.exit_code == Exit.FINE, answer.data
-
-    def ask(self, text: str, tokens: int) -> int:
-        """Tokens that the API generated."""
-        answer = httpx.post(
-            f"http://127.0.0.1:{self.profile.ports.api}/v1/completions",
-            json={
-                "model": self.profile.model.served_name,
-                "prompt": text,
-                "max_tokens": tokens,
-                "ignore_eos": True,
-            },
-            timeout=120,
-            trust_env=False,
-        )
-        return int(answer.raise_for_status().json()["usage"]["completion_tokens"])
+@pytest.fixture(scope="module")
+def lab(served: Path) -> RealLab:
+    made = RealLab(served)
+    made.do("up")  # nothing, unless a test before left it stopped
+    return made
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    made = Lab(tmp_path_factory.mktemp("lab"))
-    asyncio.run(
-        cycle.set_up(made.place, made.profile, made.events.append, os.environ.get("SPARKYARD_TORCH_FROM"))
-    )
-    text = yaml.safe_dump(made.profile.model_dump(mode="json", by_alias=True), sort_keys=False)
-    made.file.write_text(text, encoding="utf-8")
-    try:
-        made.do("up")
-        yield made
-    finally:
-        nodes.up(made.place)
-        try:
-            made.do("stop")
-        finally:
-            nodes.down(made.place)
-
-
-@pytest.fixture(scope="module")
-def watched(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(lab.place, str(lab.file), tmp_path_factory.mktemp("watched")) as made:
+def watched(lab: RealLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene(lab.place, "lab", tmp_path_factory.mktemp("watched")) as made:
         alerting.steady(made)
         yield made
         assert made.stop_monitor() == 0, made.log.read_text()
         assert "Traceback" not in made.log.read_text()
 
 
-def test_every_panel_has_data(watched: Scene, lab: Lab) -> None:
+def test_every_panel_has_data(watched: Scene, lab: RealLab) -> None:
     for number in range(6):
         assert lab.ask(f"Question {number}: where does the river end?", 24) == 24
         time.sleep(1)
@@ -106,11 +52,8 @@ def test_every_panel_has_data(watched: Scene, lab: Lab) -> None:
         lambda: len(server.query("rate(sparkyard_engram_rows_total[1m]) > 0")) == 3, 30, "rows are counted"
     )
     host = bool(server.query('up{job="node"} == 1'))
-    wanted = [
-        entry
-        for entry in panels()
-        if (host or "node_exporter" not in entry[1]) and entry[1] not in NO_GANG_WATCH
-    ]
+    server.wait(lambda: bool(server.query("sparkyard_canary_success == 1")), 60, "a canary is answered")
+    wanted = [entry for entry in panels() if host or "node_exporter" not in entry[1]]
     # One host, one drive: the drive of a node cannot be compared with those of others when no read happens.
     empty = [entry for entry in wanted if not server.query(entry[2])]
     assert empty == []
@@ -130,7 +73,9 @@ def test_no_series_twice(watched: Scene) -> None:
 
 @needs_tmux
 @pytest.mark.parametrize("size", SIZES)
-def test_top_in_a_terminal_attaches_to_the_monitor(watched: Scene, lab: Lab, size: tuple[int, int]) -> None:
+def test_top_in_a_terminal_attaches_to_the_monitor(
+    watched: Scene, lab: RealLab, size: tuple[int, int]
+) -> None:
     lab.ask("Once upon a time", 32)
     wanted = ["serving", "spark-1", "spark-3", "ready", "monitor", "tokens/s"]
     wanted += ["═", "ROWS/s"] if size[0] > 100 else []
@@ -168,11 +113,11 @@ def test_a_killed_monitor(watched: Scene) -> None:
     alerting.monitor_killed(watched)
 
 
-def test_a_killed_rank(watched: Scene, lab: Lab) -> None:
+def test_a_killed_rank(watched: Scene, lab: RealLab) -> None:
     alerting.rank_killed(watched, lambda: lab.do("up"))
 
 
-def test_a_killed_node(watched: Scene, lab: Lab) -> None:
+def test_a_killed_node(watched: Scene, lab: RealLab) -> None:
     def kill() -> None:
         record = nodes._read(lab.place.server("spark-2") / "pid.json")
         assert record is not None
