@@ -1,8 +1,8 @@
-"""What watching costs: `python -m tests.bench.watch_cost [--json] [--seconds 60] [--nodes 3]`.
+"""What watching costs: `python -m tests.bench.watch_cost [--json] [--seconds 60]`.
 
-Agents on this machine (local pipes, recorded GB10 hardware) are watched by the real code at the default pace; processor
-time is read from /proc. Also: the time of one scrape for 4 and 64 simulated nodes, and the dashboard's processor time
-in a pseudo-terminal. Prints figures and the promised bounds; asserts nothing.
+Agents of the lab's three nodes (real SSH, recorded GB10 hardware) are watched by the real code at the default pace;
+processor time is read from /proc. Also: the time of one scrape for 4 and 64 simulated nodes, and the dashboard's
+processor time in a pseudo-terminal. Prints figures and the promised bounds; asserts nothing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any
 import psutil
 from prometheus_client import generate_latest
 
-from orchestrator.lab.nodes import RECORDED
+from orchestrator.lab import nodes as lab
+from orchestrator.lab.place import NODES, Place
+from orchestrator.load import load_cluster, load_profile
 from orchestrator.model.sample import NodeSampled, Watched, happened_json
-from orchestrator.remote import local
-from orchestrator.remote.channel import AgentNode
+from orchestrator.remote.nodes import nodes
 from orchestrator.view.metrics import registry
 from orchestrator.watch.samples import Pace, watch
 from tests import watched
@@ -34,6 +35,7 @@ from tests import watched
 PROMISED = {
     "agent_core_percent": 0.5,
     "agent_resident_mib": 40.0,
+    "new_connections": 0,
     "scrape_4_ms": 20.0,
     "scrape_64_ms": 150.0,
     "top_core_percent": 5.0,
@@ -53,47 +55,77 @@ def cpu_s(process: psutil.Process) -> float:
     )
 
 
-async def agents(count: int, seconds: float) -> dict[str, Any]:
-    """Processor share and memory of each agent, and of the watching side, per node."""
+def our_agents(place: Place) -> list[psutil.Process]:
+    """The agents below the lab's SSH servers."""
+    found = []
+    for name in NODES:
+        server = psutil.Process(json.loads((place.server(name) / "pid.json").read_text())["pid"])
+        below = [each for each in server.children(recursive=True) if ".pyz" in " ".join(each.cmdline())]
+        found += [each for each in below if not each.children()]  # not the shell that waits for it
+    return found
+
+
+def connections(ports: set[int]) -> set[tuple[Any, ...]]:
+    """This process's connections to the nodes, by both ends."""
+    return {
+        (each.laddr, each.raddr)
+        for each in psutil.Process().net_connections("tcp")
+        if each.raddr and each.raddr.port in ports
+    }
+
+
+async def agents(seconds: float) -> dict[str, Any]:
+    """Processor share and memory of the agents of three nodes behind SSH, of the watching side, and connections."""
     with tempfile.TemporaryDirectory() as folder:
-        nodes = {}
-        for number in range(count):
-            name = f"spark-{number % 3 + 1}"
-            hello = {"root": f"{folder}/{number}", "python": sys.executable, "recorded": str(RECORDED / name)}
-            nodes[f"node-{number}"] = AgentNode(f"node-{number}", hello, local.dial)
-        seen: dict[str, NodeSampled] = {}
-        counted = 0
+        place = Place(Path(folder))
+        lab.prepare(place, load_profile("lab"), Path(sys.executable))
+        lab.up(place)
+        try:
+            return await _agents(place, seconds)
+        finally:
+            lab.down(place)
 
-        def emit(happened: Watched) -> None:
-            nonlocal counted
-            if isinstance(happened, NodeSampled):
-                seen[happened.node] = happened
-                counted += 1
 
-        task = asyncio.create_task(watch(nodes, emit, Pace()))
-        while len(seen) < count or min(each.sample.number for each in seen.values()) < 2:
+async def _agents(place: Place, seconds: float) -> dict[str, Any]:
+    cluster = load_cluster(place.cluster_file)
+    asked = nodes(cluster)
+    seen: dict[str, NodeSampled] = {}
+    counted = 0
+
+    def emit(happened: Watched) -> None:
+        nonlocal counted
+        if isinstance(happened, NodeSampled):
+            seen[happened.node] = happened
+            counted += 1
+
+    task = asyncio.create_task(watch(asked, emit, Pace()))
+    try:
+        while len(seen) < len(asked) or min(each.sample.number for each in seen.values()) < 2:
             await asyncio.sleep(0.5)  # starting an agent costs 0.3 s of processor, once
         await asyncio.sleep(WARM_UP_S)
-        me = psutil.Process()
-        children = me.children()
+        children, ports = our_agents(place), {node.port for node in cluster.nodes}
         before = {child.pid: cpu_s(child) for child in children}
+        held, me = connections(ports), psutil.Process()
         own, begin, first = sum(me.cpu_times()[:2]), time.monotonic(), counted
         await asyncio.sleep(seconds)
         took = time.monotonic() - begin
         shares = [(cpu_s(child) - before[child.pid]) / took * 100 for child in children]
-        resident = [child.memory_info().rss / 2**20 for child in children]
-        mine = (sum(me.cpu_times()[:2]) - own) / took * 100 / count
-        task.cancel()
-        await asyncio.wait({task})
-        await asyncio.gather(*(node.close() for node in nodes.values()))
         return {
             "agents": len(children),
             "samples": counted - first,
+            "connections": len(held),
+            "new_connections": len(connections(ports) - held),
             "agent_core_percent": round(max(shares), 3),
-            "agent_resident_mib": round(max(resident), 1),
-            "controller_core_percent_per_node": round(mine, 3),
+            "agent_resident_mib": round(max(child.memory_info().rss / 2**20 for child in children), 1),
+            "controller_core_percent_per_node": round(
+                (sum(me.cpu_times()[:2]) - own) / took * 100 / len(asked), 3
+            ),
             "sample_bytes": len(json.dumps(happened_json(next(iter(seen.values())), 0.0))),
         }
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await asyncio.gather(*(node.close() for node in asked.values()))
 
 
 def scrape_ms(nodes: int) -> tuple[float, float]:
@@ -154,12 +186,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--nodes", type=int, default=3)
     given = parser.parse_args()
     found: dict[str, Any] = {"schema": "sparkyard/watch-cost/v1", "load_average": os.getloadavg()[0]}
-    found |= asyncio.run(agents(given.nodes, given.seconds))
-    for nodes in (4, 64):
-        found[f"scrape_{nodes}_ms"], found[f"scrape_{nodes}_median_ms"] = scrape_ms(nodes)
+    found |= asyncio.run(agents(given.seconds))
+    for count in (4, 64):
+        found[f"scrape_{count}_ms"], found[f"scrape_{count}_median_ms"] = scrape_ms(count)
     found |= top(given.seconds)
     found["promised"] = PROMISED
     if given.json:

@@ -95,7 +95,7 @@ def shown(story: Story, size: tuple[int, int], *keys: str, done: list[str] | Non
 
 
 SMALL = (80, 24)
-LARGE = (("serving", (120, 40)), ("degraded", (120, 40)), ("booting", (200, 60)), ("down", (200, 60)))
+LARGE = tuple((name, size) for size in ((120, 40), (200, 60)) for name in sorted(STORIES))
 SCREENS: dict[str, tuple[str, ...]] = {
     "links": ("2",),
     "engram": ("4",),
