@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from orchestrator.model.sample import NodeSampled  # noqa: E402 - as below
+from orchestrator.view.node import NodeView  # noqa: E402 - as below
+from orchestrator.view.state import unknown  # noqa: E402 - as below
 from orchestrator.view.tui.app import Top  # noqa: E402 - the checkout is not installed
 from orchestrator.watch.replay import Replay, read  # noqa: E402 - as above
 
@@ -24,7 +28,9 @@ async def draw(file: Path, name: str, seconds: float, size: tuple[int, int], key
     lines, _ = read(file)
     if seconds != END_S:
         lines = tuple(line for line in lines if line[0] <= lines[0][0] + seconds)
-    replay = Replay(lines, clock=lambda: 0.0)
+    names = sorted({happened.node for _, happened in lines if isinstance(happened, NodeSampled)})
+    begin = replace(unknown(), nodes={name: NodeView(name) for name in names})
+    replay = Replay(lines, begin, clock=lambda: 0.0)
     while not replay.about().endswith("end"):
         replay.seek(60.0)
     replay.pause()

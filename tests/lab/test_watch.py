@@ -19,7 +19,7 @@ from tests.prometheus import needs_prometheus, panels
 from tests.reallab import RealLab
 from tests.terminal import needs_tmux, shown
 
-pytestmark = [pytest.mark.unproven, needs_prometheus, pytest.mark.timeout(900)]
+pytestmark = [needs_prometheus, pytest.mark.timeout(900)]
 HOG_LEAVES_BYTES = 640 << 20
 """Above the guard's floor: under the alert's 1 GiB, and far enough from a kill."""
 HOG_MAX_BYTES = 12 << 30
