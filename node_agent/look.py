@@ -64,15 +64,22 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         "ranks": ranks(home),
         "boots": boots(home),
         "lease": lease.facts(home),
-        "hardware": hardware(home, sudo=bool(args.get("sudo"))) if args.get("hardware") else None,
+        "hardware": hardware(home, args["hardware"], sudo=bool(args.get("sudo")))
+        if args.get("hardware")
+        else None,
         "docker": image.facts(home) if args.get("docker") else None,
     }
 
 
-def hardware(home: Home, *, sudo: bool = False) -> dict[str, Any]:
-    """Everything that the doctor reads; in the lab, the machine's own hardware is replaced by a recording."""
+def hardware(home: Home, wanted: Any = True, *, sudo: bool = False) -> dict[str, Any]:
+    """The facts named in the list ``wanted``, or all that the doctor reads for anything else.
+
+    In the lab, the machine's own hardware is replaced by a recording.
+    """
     recorded = Recorded.load(str(home.recorded)) if home.recorded else None
-    return readers.collect(Live(own=str(home.root), sudo=sudo), recorded, timeout_s=HARDWARE_TIMEOUT_S)
+    live = Live(own=str(home.root), sudo=sudo)
+    only = [str(name) for name in wanted] if isinstance(wanted, list) else []
+    return readers.collect(live, recorded, timeout_s=HARDWARE_TIMEOUT_S, only=only)
 
 
 def _machine_id() -> str:
@@ -257,6 +264,7 @@ def ranks(home: Home) -> list[dict[str, Any]]:
                 or tail(folder / "guard.out", RANK_LOG_LINES),
                 "memory_low_water_bytes": status.get("memory_low_water_bytes"),
                 "since_unix_s": float(spec.get("started_unix_s", 0.0)),
+                "store": Path((body.get("plugin") or {}).get("engram", {}).get("store") or "").name or None,
                 "proven_store": (proof.get("engram") or {}).get("store_id"),
                 "padded": proof.get("padded"),
                 "weights_from": str((proof.get("weights") or {}).get("from", "")),

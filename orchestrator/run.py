@@ -24,6 +24,7 @@ from orchestrator.model.event import (
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.step import Blocked, Decision, Failure, FetchDone, PackDone, RankAt, Stage, Step, Wait
 from orchestrator.perform import perform
+from orchestrator.plan.fabric import LINK_FACTS
 from orchestrator.plan.holds import holds, timed_out
 from orchestrator.plan.predict import after_stage, missed
 from orchestrator.remote.node import Ask, Node, Reply, reply
@@ -89,6 +90,9 @@ class World:
     def look_args(self) -> dict[str, dict[str, object]]:
         """Where each node shall look: the owner of the checkpoint at its own folder, the others through the share."""
         args: dict[str, dict[str, object]] = {name: {"docker": self.docker} for name in self.nodes}
+        if self.cluster.topology != "single-host":
+            for asked in args.values():
+                asked["hardware"] = list(LINK_FACTS)
         if (checkpoint := self.cluster.checkpoint) is not None:
             args.setdefault(checkpoint.node, {})["checkpoint"] = checkpoint.path
         return args

@@ -89,11 +89,23 @@ def start(home: Home, args: dict[str, Any], folder: Path, command: list[str], en
         str(folder): True,
         str(home.packs): False,
         str(home.slices): False,
+        **{path: False for path in secrets(args["body"])},
     }
     if library := (args["body"].get("nccl") or {}).get("library"):
         folders[str(library)] = False
     argv = arguments(home, labels, args["image"], folders, env)
     return docker("run", "--detach", "--name", name, *argv, *command, timeout_s=RUN_TIMEOUT_S).strip()
+
+
+def secrets(body: dict[str, Any]) -> list[str]:
+    """Files that the plug-in of this rank reads a secret from: shown to the container, their content never named.
+
+    Refused when one is missing: Docker would refuse it with less clear words.
+    """
+    path = str((body.get("plugin") or {}).get("settings", {}).get("api_key_file") or "")
+    if path and not Path(path).is_file():
+        raise Refused(f"{path} is not there: ports.api_key_file names the file with the API key on this node")
+    return [path] if path else []
 
 
 def arguments(

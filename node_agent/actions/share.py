@@ -65,7 +65,7 @@ def facts(home: Home) -> dict[str, Any] | None:
     record = read_json(home.share / "share.json")
     if record is None or record.get("mode") != "nfs":
         return record
-    known = {key: record.get(key, "") for key in ("mode", "source", "path")}
+    known = {key: record.get(key, "") for key in ("mode", "source", "path", "server")}
     return {**known, **client.facts(home, record)}
 
 

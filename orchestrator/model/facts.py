@@ -80,6 +80,8 @@ class ShareFacts(Frozen):
     mode: Literal["own", "same-host", "nfs"]
     source: Text
     path: Text
+    server: Text = ""
+    """Address of the source by which it is mounted; empty where nothing is."""
     problem: Text = ""
     """Why the mount cannot be read; empty when it can."""
     options: Text = ""
@@ -143,6 +145,8 @@ class RankFacts(Frozen):
     log_tail: tuple[Text, ...] = ()
     memory_low_water_bytes: int | None = None
     since_unix_s: float = 0.0
+    store: Digest | None = None
+    """Engram store that its spec names; None where the tables are in memory."""
     proven_store: Digest | None = None
     """Store that the plug-in's proof names; None until the proof exists."""
     padded: int | None = None

@@ -11,6 +11,10 @@ from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.hardware import Hardware
 
 
+LINK_FACTS = ("links", "network")
+"""Hardware facts that `looked_up` reads, part of every look at more than one host; together they take 0.03 s."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rail:
     """One RDMA function of a port (a Spark's QSFP port shows as two). `gid_index` is that of its RoCE v2 address."""

@@ -73,8 +73,8 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
             return here.model_copy(update={"exported": ()})
         case DetachCheckpoint():
             return here.model_copy(update={"share": None, "proof": None, "checkpoint": None})
-        case AttachCheckpoint(mode=mode, source=source):
-            share = ShareFacts(mode=mode, source=source, path="")
+        case AttachCheckpoint(mode=mode, source=source, server=server):
+            share = ShareFacts(mode=mode, source=source, path="", server=server)
             owner = cluster.get(source.partition(":")[0], here)
             return here.model_copy(update={"share": share, "checkpoint": here.checkpoint or owner.checkpoint})
         case ProveCheckpoint(index_sha256=index, seed=seed, blocks=blocks):
@@ -160,6 +160,8 @@ def _with_rank(here: NodeFacts, action: StartRank) -> NodeFacts:
         spec=action.spec,
         alive=True,
         phase="starting",
+        store=str(action.body.get("plugin", {}).get("engram", {}).get("store", "")).rpartition("/")[2]
+        or None,
     )
     kept = tuple(
         found
@@ -208,10 +210,10 @@ def _ready_everywhere(here: NodeFacts, deployment: str, generation: int) -> Node
 
 
 def _prove_rank(here: NodeFacts, deployment: str, generation: int, rank: int) -> NodeFacts:
-    """A rank that serves has attached the newest complete tables of its node."""
-    complete = [store.store for store in here.stores if store.complete and store.kind == "tables"]
+    """A rank that serves has attached the tables that its spec names."""
+    found = here.rank(deployment, rank, generation)
     return _change_rank(
-        here, deployment, generation, rank, {"proven_store": complete[-1] if complete else None}
+        here, deployment, generation, rank, {"proven_store": found.store if found is not None else None}
     )
 
 
@@ -232,7 +234,7 @@ def decided(here: NodeFacts) -> dict[str, Any]:
     return {
         "engines": here.engines,
         "blobs": here.blobs,
-        "share": (here.share.mode, here.share.source, here.share.problem) if here.share else None,
+        "share": here.share and (here.share.mode, here.share.source, here.share.server, here.share.problem),
         "exported": here.exported,
         "checkpoint": here.checkpoint.index_sha256 if here.checkpoint else None,
         "proof": (here.proof.index_sha256, here.proof.seed, here.proof.blocks) if here.proof else None,

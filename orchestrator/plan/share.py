@@ -42,10 +42,15 @@ def decide(goal: Goal, facts: ClusterFacts) -> Decision:
             return blocked
         case ways:
             pass
-    if export := _export(goal, facts, ways):
-        return export
-    if attach := _attach(goal, facts, ways):
+    attach = _attach(goal, facts, ways)
+    clients = _clients(goal, facts, ways, {step.node for step in attach})
+    exported = set(facts[goal.owner.name].exported)
+    if clients - exported:
+        return _export(goal, clients, "not exported to all of these")
+    if attach:
         return Stage("reach the checkpoint", attach)
+    if exported - clients and goal.cluster.checkpoint.export is None and ways:
+        return _export(goal, clients, "exported to addresses that nobody uses any more")
     unproven = [
         node
         for node in goal.ranked
@@ -109,17 +114,32 @@ def _ports(here: NodeFacts) -> list[Port]:
     return [Port(port.address, port.speed_mbit) for port in here.ports]
 
 
-def _export(goal: Goal, facts: ClusterFacts, ways: dict[str, tuple[str, str]]) -> Stage | None:
-    checkpoint, owner = goal.cluster.checkpoint, goal.owner.name
+def _clients(
+    goal: Goal, facts: ClusterFacts, ways: dict[str, tuple[str, str]], changing: set[str]
+) -> set[str]:
+    """Addresses that the export is for; none when there is nothing of ours to export.
+
+    A node that is about to change its way reads through the old one until then, and a node of another deployment
+    goes on reading: their addresses stay where they are exported already.
+    """
+    checkpoint = goal.cluster.checkpoint
     if checkpoint is None or checkpoint.export is not None or not ways:
-        return None
-    clients = tuple(sorted(theirs for _, theirs in ways.values()))
-    if facts[owner].exported == clients:
-        return None
-    step = Step(
-        owner, ExportCheckpoint(checkpoint.path, clients), "not exported to exactly these", EXPORT_BOUND_S
-    )
-    return Stage("export the checkpoint", (step,))
+        return set()
+    kept = {
+        port.address.partition("/")[0]
+        for name, here in facts.items()
+        if (name in changing or name not in ways) and here.share is not None and here.share.mode == "nfs"
+        for port in here.ports
+    }
+    return {theirs for _, theirs in ways.values()} | (kept & set(facts[goal.owner.name].exported))
+
+
+def _export(goal: Goal, clients: set[str], why: str) -> Stage:
+    checkpoint = goal.cluster.checkpoint
+    if checkpoint is None:
+        raise AssertionError("checked by the caller")
+    action = ExportCheckpoint(checkpoint.path, tuple(sorted(clients)))
+    return Stage("export the checkpoint", (Step(goal.owner.name, action, why, EXPORT_BOUND_S),))
 
 
 def _attach(goal: Goal, facts: ClusterFacts, ways: dict[str, tuple[str, str]]) -> tuple[Step, ...]:
@@ -129,6 +149,9 @@ def _attach(goal: Goal, facts: ClusterFacts, ways: dict[str, tuple[str, str]]) -
         share = facts[node.name].share
         if share is None or (share.source, share.mode) != (action.source, action.mode):
             steps.append(Step(node.name, action, "does not reach the checkpoint", ATTACH_BOUND_S))
+        elif share.server != action.server:
+            why = f"reaches it by {share.server}, {action.server} is the faster way now"
+            steps.append(Step(node.name, action, why, ATTACH_BOUND_S))
         elif share.problem:
             steps.append(Step(node.name, action, f"its share is broken: {share.problem}", ATTACH_BOUND_S))
     return tuple(steps)

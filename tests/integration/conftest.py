@@ -25,8 +25,8 @@ def need_root() -> None:
 
 @pytest.fixture(scope="session")
 def yard4(need_root: None) -> Iterator[Yard]:
-    """Four nodes in a ring with a Docker engine each, without any deployment on them."""
-    with yard(_id("r"), 4, "ring", docker=True) as made:
+    """Four nodes on a switch, two rails each, with a Docker engine each, without any deployment on them."""
+    with yard(_id("r"), 4, "switch", docker=True) as made:
         yield made
 
 

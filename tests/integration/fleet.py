@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import subprocess
 import sys
+import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,25 +23,33 @@ from orchestrator.verbs import Answer, Session, converging
 from sparkyard_engine.engram.hashing import Layout
 from tests.engram_checkpoint import write_checkpoint
 from tests.integration.yard.session import Yard, network
+from tests.standin_engine.lab import QUICK
 
 ROOT = Path(__file__).resolve().parents[2]
 VERB_BOUND_S = 400.0
 BASE = "sparkyard-test/base:1"
+PACKAGES = "python3-minimal,python3-numpy,python3-psutil,g++"
+"""Of the stand-in base image: what the Dockerfile's own steps and the engine's own programs need."""
+ALTERNATIVES = (
+    'for lib in "$1"/usr/lib/*-linux-gnu; do ln -s blas/libblas.so.3 lapack/liblapack.so.3 "$lib"; done'
+)
+"""What configuring the packages would do, as far as numpy needs it."""
+STANDIN = ROOT / "tests" / "standin_engine" / "modules" / "sglang"
 
 
 @dataclass
 class Fleet:
-    """A yard with a profile. Every prediction is held against the truth."""
+    """A yard with a profile and a cluster file. Every prediction is held against the truth."""
 
     yard: Yard
     profile: Profile
+    cluster: Path
     events: list[Event] = field(default_factory=list)
 
     def session(self) -> Session:
         """As the command line makes one, but strict about predictions."""
-        return Session(
-            self.profile, load_cluster(self.yard.cluster), self.events.append, strict_conformance=True
-        )
+        cluster = load_cluster(self.cluster)
+        return Session(self.profile, cluster, self.events.append, strict_conformance=True)
 
     def do(self, verb: str) -> Answer:
         """Run a converging verb from the controller's network."""
@@ -58,10 +69,10 @@ class Fleet:
 
     def command_line(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run the program itself."""
-        profile = self.yard.folder / "profile.yaml"
+        profile = self.yard.folder / f"profile-{self.profile.name}.yaml"
         profile.write_text(yaml.safe_dump(self.profile.model_dump(mode="json", by_alias=True)))
         argv = [sys.executable, "-m", "orchestrator", *words, "--profile", str(profile)]
-        argv += ["--cluster", str(self.yard.cluster)]
+        argv += ["--cluster", str(self.cluster)]
         return self.yard.control("env", "-C", str(ROOT), *argv, timeout_s=VERB_BOUND_S)
 
     def titles(self, answer: Answer) -> list[str]:
@@ -74,6 +85,8 @@ def make(yard: Yard) -> Fleet:
     head = yard.layout.nodes[0].name
     cache = Path.home() / ".cache" / "sparkyard" / "yard"
     shutil.copy(base_image(cache), yard.disk(head) / "base.tar")
+    with tarfile.open(yard.disk(head) / "base.tar", "a") as tar:
+        tar.add(STANDIN, "usr/lib/python3/dist-packages/sglang")
     yard.run(head, "docker", "import", "/srv/nvme/base.tar", BASE, timeout_s=600)
     (yard.disk(head) / "base.tar").unlink()
     layout = Layout.build(layer_ids=(1, 3), vocab_size=200, max_ngram_size=4, heads=8)
@@ -82,19 +95,50 @@ def make(yard: Yard) -> Fleet:
     body["name"] = "yard"
     body["engine"] |= {"runtime": "docker", "image": BASE}
     body["parallel"] = {"tp": len(yard.layout.nodes), "padding": None}
-    return Fleet(yard, Profile.model_validate(body))
+    return Fleet(yard, Profile.model_validate(body), yard.cluster)
 
 
-def base_image(cache: Path) -> Path:
-    """A stand-in for the base image, as a tar for `docker import`: Debian with Python, numpy and a C++ compiler."""
-    target = cache / "base-amd64.tar"
+def deployment(fleet: Fleet, name: str, members: Sequence[str], first_port: int, key_file: str = "") -> Fleet:
+    """A deployment of its own on some nodes of the fleet, with the stand-in engine: short deadlines, no memory bounds.
+
+    Args:
+        members: names of nodes, the head first.
+        key_file: path on the head of the file with the API key; empty: no key.
+    """
+    folder = fleet.yard.folder / name
+    folder.mkdir(exist_ok=True)
+    cluster = yaml.safe_load(fleet.yard.cluster.read_text())
+    cluster["nodes"] = [node for member in members for node in cluster["nodes"] if node["name"] == member]
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump(cluster, sort_keys=False))
+    path.chmod(0o600)
+    body = fleet.profile.model_dump(mode="json", by_alias=True)
+    body["name"] = name
+    body["parallel"]["tp"] = len(members)
+    body["ports"] |= {"api": first_port, "gate": first_port + 10, "rendezvous": first_port + 20}
+    body["ports"]["api_key_file"] = key_file or None
+    body["deadlines"] |= QUICK
+    body["memory"] |= {"gate_bytes": 0, "floor_below_start_bytes": 1 << 40, "back_tolerance_bytes": 1 << 40}
+    return Fleet(fleet.yard, Profile.model_validate(body), path)
+
+
+def base_image(cache: Path, architecture: str = "amd64") -> Path:
+    """A stand-in for the base image, as a tar for `docker import`: Debian with Python, numpy and a C++ compiler.
+
+    The packages are unpacked, not configured: half a minute, and nothing of another architecture has to run.
+    """
+    target = (
+        cache
+        / f"base-{hashlib.sha256((PACKAGES + ALTERNATIVES).encode()).hexdigest()[:8]}-{architecture}.tar"
+    )
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        partial = cache / "part-base-amd64.tar"
-        argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3-minimal,python3-numpy,g++"]
-        argv += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("doc", "man", "locale", "i18n")]
-        argv += ["--dpkgopt=path-exclude=/usr/lib/python3/dist-packages/numpy/*/tests/*", "bookworm"]
-        subprocess.run([*argv, str(partial), *mirror()], check=True, capture_output=True, timeout=900)
+        partial = target.with_name(f"part-{target.name}")
+        argv = ["mmdebstrap", "--quiet", "--variant=extract", f"--architectures={architecture}"]
+        argv += ["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", "--include=?essential"]
+        argv += [f"--include={PACKAGES}", f"--extract-hook={ALTERNATIVES}"]
+        argv += ["bookworm", str(partial), *mirror()]
+        subprocess.run(argv, check=True, capture_output=True, timeout=900)
         partial.rename(target)
     return target
 

@@ -1,7 +1,7 @@
 """`python -m sglang.launch_server` as tests need it: joins, waits at the gate, answers, drains. Answers are made up.
 
-Faults for tests come from a file `fault` in the rank's folder's parent (`die-joining`, `die-loading`, `hang-joining`,
-`no-proof`), followed by the rank that shall have it.
+Faults for tests come from a file `fault` in the rank's folder's parent, or in the home folder (`die-joining`,
+`die-loading`, `hang-joining`, `no-proof`), followed by the rank that shall have it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ def options() -> argparse.Namespace:
 
 
 def fault(rank: int) -> str:
-    folder = Path(os.environ["SPARKYARD_RANK_SPEC"]).parent
-    try:
-        word, _, number = (folder.parent / "fault").read_text().strip().partition(" ")
-    except OSError:
-        return ""
-    return word if int(number) == rank else ""
+    # a container sees its own rank's folder and the node's cache, which is its home
+    for place in (Path(os.environ["SPARKYARD_RANK_SPEC"]).parent.parent, Path.home()):
+        try:
+            word, _, number = (place / "fault").read_text().strip().partition(" ")
+        except OSError:
+            continue
+        return word if int(number) == rank else ""
+    return ""
 
 
 def prove(spec: dict, rank: int) -> None:
@@ -66,6 +68,7 @@ class Api(BaseHTTPRequestHandler):
     ready = False
     rank = 0
     model = ""
+    key = ""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -78,7 +81,17 @@ class Api(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
+    def refused(self) -> bool:
+        """As SGLang with a key: whoever asks the API without it gets 401."""
+        if not self.key or self.headers.get("Authorization", "") == f"Bearer {self.key}":
+            return False
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.answer(401, {"error": "Unauthorized"})
+        return True
+
     def do_GET(self) -> None:
+        if self.path.startswith("/v1/") and self.refused():
+            return
         if self.path == "/health" or (self.path == "/ready" and self.rank == 0):
             self.answer(200 if self.ready else 503, {})
         elif self.path == "/v1/models" and self.rank == 0:
@@ -87,6 +100,8 @@ class Api(BaseHTTPRequestHandler):
             self.answer(404, {})
 
     def do_POST(self) -> None:
+        if self.refused():
+            return
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
         if self.path == "/v1/completions" and len(body["prompt"].split()) > CONTEXT:
             self.answer(400, {"message": "too long"})
@@ -124,6 +139,8 @@ def main() -> None:
     rank, size = args.node_rank, args.nnodes
     spec = json.loads(Path(os.environ["SPARKYARD_RANK_SPEC"]).read_text())
     Api.rank, Api.model = rank, args.served_model_name
+    if key_file := spec["plugin"].get("settings", {}).get("api_key_file"):
+        Api.key = Path(key_file).read_text().strip()
     host, _, port = args.dist_init_addr.rpartition(":")
     say(f"stand-in rank {rank} of {size} starts")
     time.sleep(PAUSE_S)

@@ -1,0 +1,176 @@
+"""Gangs as containers of real Docker engines, with a stand-in for the engine inside the real image.
+
+Two deployments share three nodes. The tests follow each other: the first one brings both up.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.fleet import Fleet, deployment
+
+MEMBERS = ("spark-1", "spark-2", "spark-4")
+"""Those that a cable joins with the head, in a ring of four."""
+KEY_FILE = "/srv/nvme/api-key"
+KEY = "sk-planted-5f1d0c7be2a94c3d"
+STRANGER = "sparkyard-first-g9-r1-spark-2"
+ROOT = "/srv/nvme/sparkyard"
+
+
+@pytest.fixture(scope="module")
+def first(fleet: Fleet) -> Iterator[Fleet]:
+    """A deployment with an API key; stopped at the end."""
+    fleet.yard.run("spark-1", "sh", "-c", f"umask 077; cat >{KEY_FILE}", stdin=f"{KEY}\n")
+    made = deployment(fleet, "first", MEMBERS, 31000, KEY_FILE)
+    yield made
+    made.do("stop")
+
+
+@pytest.fixture(scope="module")
+def second(fleet: Fleet) -> Iterator[Fleet]:
+    """Another one on the same nodes; stopped at the end."""
+    made = deployment(fleet, "second", MEMBERS, 32000)
+    yield made
+    made.do("stop")
+
+
+def containers(made: Fleet, name: str = "") -> dict[str, list[dict[str, Any]]]:
+    """Running containers by node, as `docker inspect` shows them; those of one deployment, or all."""
+    wanted = ["--filter", f"label=sparkyard.deployment={name}"] if name else []
+    found = {}
+    for node in MEMBERS:
+        ids = made.yard.run(node, "docker", "ps", "--quiet", "--no-trunc", *wanted).split()
+        found[node] = json.loads(made.yard.run(node, "docker", "inspect", *ids)) if ids else []
+    return found
+
+
+def ids(made: Fleet) -> dict[str, list[str]]:
+    """Ids of the running containers of a deployment, by node."""
+    here = containers(made, made.profile.name)
+    return {node: sorted(str(one["Id"]) for one in ones) for node, ones in here.items()}
+
+
+def status(made: Fleet) -> tuple[int, dict[str, Any]]:
+    """Exit code and answer of `status --json`."""
+    done = made.command_line("status", "--json")
+    return done.returncode, json.loads(done.stdout)
+
+
+def up(made: Fleet) -> None:
+    answer = made.do("up")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert made.titles(made.do("up")) == []
+
+
+def test_ranks_are_containers_known_by_their_labels(first: Fleet) -> None:
+    up(first)
+    code, said = status(first)
+    assert code == 0, said
+    for rank, node in enumerate(MEMBERS):
+        (one,) = containers(first, "first")[node]
+        labels, host = one["Config"]["Labels"], one["HostConfig"]
+        assert (labels["sparkyard.rank"], labels["sparkyard.node"]) == (str(rank), node)
+        assert labels["sparkyard.generation"] == str(said["generation"])
+        assert len(labels["sparkyard.spec"]) == 64
+        assert host["RestartPolicy"]["Name"] in {"", "no"}
+        assert not host["Privileged"]
+
+
+def test_the_key_opens_the_api_and_nothing_else_does(first: Fleet) -> None:
+    def code(*headers: str) -> str:
+        body = '{"model": "m", "prompt": "a b", "max_tokens": 2}'
+        argv = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", *headers, "-d", body]
+        return first.yard.run("spark-1", *argv, "http://127.0.0.1:31000/v1/completions").strip()
+
+    assert code() == "401"
+    assert code("-H", f"Authorization: Bearer {KEY}") == "200"
+
+
+def test_two_deployments_never_touch_each_other_nor_a_stranger(first: Fleet, second: Fleet) -> None:
+    image = containers(first, "first")["spark-2"][0]["Config"]["Image"]
+    run = ["docker", "run", "--detach", "--network", "none", "--name", STRANGER, "--entrypoint", "sleep"]
+    stranger = first.yard.run("spark-2", *run, image, "600").strip()
+    before = ids(first)
+    up(second)
+    assert second.do("restart").exit_code == 0
+    assert second.do("stop").exit_code == 0
+    assert ids(second) == {node: [] for node in MEMBERS}
+    assert ids(first) == before
+    assert status(first)[0] == 0
+    up(second)
+    other = ids(second)
+    assert first.do("restart").exit_code == 0
+    assert ids(second) == other
+    assert status(second)[0] == 0
+    running = first.yard.run("spark-2", "docker", "ps", "--quiet", "--no-trunc").split()
+    assert stranger in running
+    first.yard.run("spark-2", "docker", "rm", "--force", stranger)
+
+
+def test_restart_is_the_next_generation_and_the_older_containers_are_gone(first: Fleet) -> None:
+    before, generation = ids(first), status(first)[1]["generation"]
+    assert first.do("restart").exit_code == 0
+    after = ids(first)
+    assert status(first)[1]["generation"] == generation + 1
+    assert all(len(after[node]) == 1 and after[node] != before[node] for node in MEMBERS)
+
+
+def test_a_container_that_was_killed_is_named_and_up_makes_the_next_generation(first: Fleet) -> None:
+    generation = status(first)[1]["generation"]
+    first.yard.run("spark-4", "docker", "kill", ids(first)["spark-4"][0])
+    code, said = status(first)
+    assert code == 1
+    dead = [rank["node"] for rank in said["ranks"] if not rank["alive"]]
+    assert "spark-4" in dead
+    up(first)
+    code, said = status(first)
+    assert (code, said["generation"]) == (0, generation + 1)
+
+
+def test_a_start_that_fails_leaves_its_evidence_and_no_container(first: Fleet) -> None:
+    fault = f"{ROOT}/cache/fault"
+    first.yard.run("spark-2", "sh", "-c", f"echo 'die-loading 1' >{fault}")
+    try:
+        done = first.command_line("restart", "--yes", "--json")
+    finally:
+        first.yard.run("spark-2", "rm", fault)
+    assert done.returncode == 1, done.stderr
+    failures = json.loads(done.stdout)["failures"]
+    assert failures[0]["node"] == "spark-2"
+    assert "rank 1" in failures[0]["message"]
+    assert ids(first) == {node: [] for node in MEMBERS}
+    logs = list((first.cluster.parent / ".sparkyard" / "evidence").glob("*/*/engine.log"))
+    assert any("injected death while loading" in log.read_text() for log in logs)
+    up(first)
+
+
+def test_the_key_is_nowhere_but_in_its_file(first: Fleet) -> None:
+    assert first.command_line("logs", "-n", "500").returncode == 0
+    bundle = first.cluster.parent / "bundle.json"
+    first.command_line("doctor", "--bundle", str(bundle))
+    assert bundle.exists()
+    for node in MEMBERS:
+        everything = (
+            "docker inspect $(docker ps -aq); for id in $(docker ps -aq); do docker logs $id; done; ps axeww; "
+            f"docker image inspect $(docker image ls -q); cat /run/dockerd.log; grep -rl -f {KEY_FILE} {ROOT} /var/log /tmp"
+        )
+        said = first.yard.run(node, "sh", "-c", f"({everything}) 2>&1", check=False)
+        assert "sparkyard.deployment" in said  # it did look
+        assert KEY not in said
+        assert f"{ROOT}/" not in said.rpartition("\n")[2]
+    here = [path for path in first.cluster.parent.rglob("*") if path.is_file()]
+    assert any(path.name == "events.jsonl" for path in here)
+    assert not [path for path in here if KEY.encode() in path.read_bytes()]
+    assert first.yard.run("spark-1", "cat", KEY_FILE).strip() == KEY
+
+
+def test_stop_ends_every_container(first: Fleet, second: Fleet) -> None:
+    for made in (first, second):
+        answer = made.do("stop")
+        assert answer.exit_code == 0, answer.data["failures"]
+        assert status(made)[0] == 1
+    assert containers(first) == {node: [] for node in MEMBERS}
