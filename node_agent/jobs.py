@@ -16,8 +16,10 @@ from typing import Any
 from node_agent import process
 from node_agent.files import read_json, tail, write_json
 from node_agent.home import Home
+from node_agent.tree import DIGESTS
 
 LOG_TAIL_LINES = 20
+FETCH_MODULE = "sparkyard_engine.fetch"
 
 
 def start(home: Home, job: str, kind: str, identity: str, argv: list[str], env: dict[str, str]) -> None:
@@ -67,6 +69,8 @@ def facts(home: Home) -> list[dict[str, Any]]:
         error = str(status.get("error") or (ended or {}).get("note") or "")
         if state == "failed" and not error:
             error = f"exit code {(ended or {}).get('code')}"
+        if state == "done" and (gone := _gone(spec["argv"])):
+            state, error = "failed", f"{gone} is gone since it was fetched"
         if state == "lost":
             error = "the job's process is gone and left no exit code (killed, or the node was restarted)"
         found.append(
@@ -84,3 +88,13 @@ def facts(home: Home) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _gone(argv: list[str]) -> str:
+    """A file that a fetch brought and that is not there any more; empty when all are, and for other jobs."""
+    if FETCH_MODULE not in argv or "--output" not in argv:
+        return ""
+    output = Path(argv[argv.index("--output") + 1])
+    files = (read_json(output / DIGESTS) or {}).get("files")
+    names = sorted(files) if isinstance(files, dict) else [DIGESTS]
+    return next((str(output / name) for name in names if not (output / name).exists()), "")

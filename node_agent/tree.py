@@ -43,7 +43,7 @@ def faults(path: Path) -> list[str]:
         file = path / name
         if file.is_symlink() and not file.exists():
             found.append(
-                f"{name}: dangling: a link to {os.readlink(file)}, which is not there; fetch it again"
+                f"{name}: dangling: a link to {os.readlink(file)}, which is not there; remove it and fetch again"
             )
         elif not file.exists():
             found.append(f"{name}: missing; fetch it")
@@ -71,12 +71,12 @@ def _hollow(file: Path) -> str:
     """Why a file has no content where it should; empty when it looks filled."""
     status = file.stat()
     if status.st_size == 0:
-        return "empty: 0 bytes; fetch it again"
+        return "empty: 0 bytes; remove it and fetch again"
     if status.st_blocks * 512 < status.st_size * SPARSE_SHARE and status.st_size > SAMPLE_BYTES:
-        return f"sparse: {status.st_blocks * 512:,} of {status.st_size:,} bytes are on disk; fetch it again"
+        return f"sparse: {status.st_blocks * 512:,} of {status.st_size:,} bytes are on disk; remove it and fetch again"
     with file.open("rb") as opened:
         if not any(opened.read(8)):
-            return "zero-filled: its first bytes are zero; fetch it again"
+            return "zero-filled: its first bytes are zero; remove it and fetch again"
         zeros = 0
         for number in range(SAMPLES):
             opened.seek(
@@ -85,7 +85,7 @@ def _hollow(file: Path) -> str:
             zeros += not any(opened.read(SAMPLE_BYTES))
     # The first sample has the header. Padding and empty tensors exist, a file of nothing else does not.
     if status.st_size > SAMPLE_BYTES * SAMPLES and zeros >= SAMPLES - 1:
-        return f"zero-filled: {zeros} of {SAMPLES} samples are zero; fetch it again"
+        return f"zero-filled: {zeros} of {SAMPLES} samples are zero; remove it and fetch again"
     return ""
 
 
@@ -182,7 +182,7 @@ def verify(path: Path, report: Report) -> dict[str, Any]:
     with ThreadPoolExecutor(THREADS) as pool:
         digests = dict(zip(names, pool.map(lambda name: _digest(path / name, progress), names)))  # noqa: B905
     wrong = [
-        f"{name}: digest {digests[name][:12]}, expected {known[name][:12]}; fetch it again"
+        f"{name}: digest {digests[name][:12]}, expected {known[name][:12]}; remove it and fetch again"
         for name in names
         if name in known and digests[name] != known[name]
     ]

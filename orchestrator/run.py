@@ -16,6 +16,7 @@ from orchestrator.model.event import (
     Looked,
     PredictionMissed,
     Progress,
+    Said,
     StageStarted,
     StepDone,
     StepFailed,
@@ -255,6 +256,8 @@ async def _do_step(world: World, step: Step) -> Reply:
     seconds = world.clock.now() - begin
     if answer.failure is None:
         world.emit(StepDone(step.node, words, seconds, answer.value))
+        for warning in answer.value.get("warnings", ()):
+            world.emit(Said("warning", f"{step.node}: {warning}"[:2000]))
     else:
         world.emit(StepFailed(step.node, words, seconds, answer.failure))
     return answer

@@ -89,7 +89,7 @@ def start(home: Home, args: dict[str, Any], folder: Path, command: list[str], en
         str(folder): True,
         str(home.packs): False,
         str(home.slices): False,
-        **{path: False for path in secrets(args["body"])},
+        **dict.fromkeys(secrets(args["body"]), False),
     }
     if library := (args["body"].get("nccl") or {}).get("library"):
         folders[str(library)] = False

@@ -49,7 +49,7 @@ def attach(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     if args["mode"] == "nfs":
         record |= {key: args[key] for key in ("server", "options")}
     write_json(home.share / "share.json", record)
-    return {"fallbacks": notes}
+    return {"fallbacks": notes, "warnings": [f"the share: {note}" for note in notes]}
 
 
 def detach(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:

@@ -18,13 +18,14 @@ from node_agent.wire import Refused
 
 ATTEMPTS = 3
 """Pulls of one step. What makes a second one useful: the engine gives up a layer after five short bodies."""
-FINAL_WORDS = (
-    "verification failed",
-    "digest mismatch",
-    "unexpected commit digest",
-    "no space left on device",
-)
+WRONG_BYTES = ("verification failed", "digest mismatch", "unexpected commit digest")
+"""Words of the engine, of either store, for content that does not have its digest."""
+FINAL_WORDS = ("no space left on device",)
 """Words of the engine after which another attempt cannot help."""
+SLOW_SHARE = 0.25
+"""Rails take pieces in turn as they are free: one that brings less than a quarter of its fair share is slow."""
+SHARE_FROM_BYTES = 64 << 20
+"""Below this the start of the transfer decides who brings how much."""
 TOGETHER_S = 20.0
 """How long a node waits for those behind it; without them it starts alone, and they cost another transfer."""
 PARTIAL_TAG = "sparkyard-partial"
@@ -50,7 +51,14 @@ def main(order: Path, folder: Path) -> int:
         _pull(args, port, relay, report, stop)
         write_json(
             folder / RESULT,
-            {"bytes_in": relay.bytes_in, "seconds": time.monotonic() - begin, "bytes_over": _over(relay)},
+            {
+                "bytes_in": relay.bytes_in,
+                "seconds": time.monotonic() - begin,
+                "bytes_over": _over(relay),
+                "warnings": slow_rails(
+                    _over(relay), [rail.rpartition(":")[0] for rail in args["sources"][0]]
+                ),
+            },
         )
         report.note("here")
     except (Refused, OSError) as error:
@@ -83,6 +91,19 @@ def _over(relay: Relay) -> dict[str, int]:
     return found
 
 
+def slow_rails(over: dict[str, int], rails: list[str]) -> list[str]:
+    """What is wrong with the rails to the preferred source, from the bytes that each has brought. Pure."""
+    total = sum(over.get(rail, 0) for rail in rails)
+    if len(rails) < 2 or total < SHARE_FROM_BYTES:
+        return []
+    return [
+        f"the link to {rail} is slow: it brought {over.get(rail, 0):,} of {total:,} bytes, "
+        f"{len(rails)} links were used; sparkyard doctor looks at it"
+        for rail in rails
+        if over.get(rail, 0) * len(rails) < total * SLOW_SHARE
+    ]
+
+
 def _pull(
     args: dict[str, Any], port: int, relay: Relay, report: status.Status, stop: threading.Event
 ) -> None:
@@ -109,6 +130,11 @@ def _attempts(reference: str, relay: Relay, report: status.Status, stop: threadi
         words = _one(reference, relay, report, stop)
         if not words:
             return
+        if any(wrong in words for wrong in WRONG_BYTES):
+            raise Refused(
+                f"docker pull: {words}: bytes arrived that are not the image's, nothing of them was kept; "
+                "the published copy on the node that builds is damaged: prune --yes removes it, then build again"
+            )
         if attempt == ATTEMPTS or any(final in words for final in FINAL_WORDS):
             raise Refused(f"docker pull: {explain(words)}")
 

@@ -10,7 +10,6 @@ from orchestrator.model.fabric import Function
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.hardware import Hardware
 
-
 LINK_FACTS = ("links", "network")
 """Hardware facts that `looked_up` reads, part of every look at more than one host; together they take 0.03 s."""
 

@@ -171,11 +171,17 @@ def overrides(profile: Profile) -> dict[str, int]:
 
 
 def rendezvous_address(cluster: Cluster, node: Node, head: Node, fabrics: Mapping[str, Fabric]) -> str:
-    """The head's address as this node reaches it: over a link that both share, else its fabric address."""
+    """The head's address as this node reaches it: over a link that both share, else its fabric address.
+
+    The far side of a ring shares no link with the head: there only the management network leads to it.
+    """
     if cluster.topology == "single-host" or node == head:
         return head.fabric
     ours, theirs = fabrics[node.name], fabrics[head.name]
-    return theirs.address_towards(ours) or head.fabric
+    met = theirs.address_towards(ours)
+    if met is None and ours.rails and theirs.rails and head.address != LOOPBACK:
+        return head.address
+    return met or head.fabric
 
 
 def environment(profile: Profile, cluster: Cluster, rank: int, fabric: Fabric | None) -> dict[str, str]:

@@ -20,7 +20,7 @@ from orchestrator.model.step import (
     Step,
     UnexportCheckpoint,
 )
-from orchestrator.plan.fanout import Port, meeting
+from orchestrator.plan.fanout import SLOWER_IS_ANOTHER, Port, meeting
 from orchestrator.plan.missing import unanswered
 
 ATTACH_BOUND_S = 240.0
@@ -148,13 +148,25 @@ def _attach(goal: Goal, facts: ClusterFacts, ways: dict[str, tuple[str, str]]) -
         action = _attachment(goal, node, ways)
         share = facts[node.name].share
         if share is None or (share.source, share.mode) != (action.source, action.mode):
-            steps.append(Step(node.name, action, "does not reach the checkpoint", ATTACH_BOUND_S))
-        elif share.server != action.server:
-            why = f"reaches it by {share.server}, {action.server} is the faster way now"
-            steps.append(Step(node.name, action, why, ATTACH_BOUND_S))
+            why = "does not reach the checkpoint"
         elif share.problem:
-            steps.append(Step(node.name, action, f"its share is broken: {share.problem}", ATTACH_BOUND_S))
+            why = f"its share is broken: {share.problem}"
+        elif share.server != action.server:
+            why = f"reads by {share.server}, {action.server} is the fastest way now"
+        else:
+            continue
+        why += _detour(facts[node.name], facts[goal.owner.name], ways.get(node.name))
+        steps.append(Step(node.name, action, why, ATTACH_BOUND_S))
     return tuple(steps)
+
+
+def _detour(here: NodeFacts, owner: NodeFacts, way: tuple[str, str] | None) -> str:
+    """Says it when the way is much slower than what the nodes have: a cable is out, or none joins the two."""
+    if way is None:
+        return ""
+    speeds = {port.address.partition("/")[0]: port.speed_mbit for port in (*here.ports, *owner.ports)}
+    slow = speeds.get(way[1], 0) * SLOWER_IS_ANOTHER < max(speeds.values(), default=0)
+    return "; no fast link leads to its owner now, this is the slow network" if slow else ""
 
 
 def _attachment(goal: Goal, node: Node, ways: dict[str, tuple[str, str]]) -> AttachCheckpoint:

@@ -23,7 +23,7 @@ import yaml
 from orchestrator.errors import SparkyardError
 from orchestrator.load import load_profile
 from orchestrator.model.cluster import Cluster
-from orchestrator.model.event import Event
+from orchestrator.model.event import Event, StepDone
 from orchestrator.model.goal import Goal, Package
 from orchestrator.model.profile import Profile
 from orchestrator.plan import image
@@ -165,12 +165,15 @@ def measure(made: Yard, asked: argparse.Namespace) -> dict[str, object]:
     wire.shape_all(made, asked.rate_mbit)
     plain_s, ours_s = [], []
     sent: dict[str, int] = {}
+    steps: list[StepDone] = []
     for _ in range(asked.pairs):
         clear(made)
         plain_s.append(plain(made, content))
         clear(made)
         before = received(made)
-        ours_s.append(ours(made, first)[0])
+        seconds, events = ours(made, first)
+        ours_s.append(seconds)
+        steps = [one for one in events if isinstance(one, StepDone)]
         sent = {name: count - before[name] for name, count in received(made).items()}
     make_image(made, image.content(second), 1, 0, asked.change_mib, f"sparkyard/engine:{content[:12]}")
     before = received(made)
@@ -185,6 +188,7 @@ def measure(made: Yard, asked: argparse.Namespace) -> dict[str, object]:
         "image_bytes": asked.layers * (asked.layer_mib << 20),
         "plain_s": [round(value, 1) for value in plain_s],
         "ours_s": [round(value, 1) for value in ours_s],
+        "steps_s": {f"{one.node}: {one.what}": round(one.seconds, 1) for one in steps},
         "times_faster": round(statistics.median(plain_s) / statistics.median(ours_s), 2),
         "received_bytes": {name: sent[name] for name in workers},
         "change_layer_bytes": layer,

@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from orchestrator.run import observe
 from orchestrator.verbs import Answer, Session, converging
 from sparkyard_engine.engram.hashing import Layout
 from tests.engram_checkpoint import write_checkpoint
+from tests.integration.yard import nodes
 from tests.integration.yard.session import Yard, network
 from tests.standin_engine.lab import QUICK
 
@@ -69,11 +71,24 @@ class Fleet:
 
     def command_line(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run the program itself."""
+        return self.yard.control("env", "-C", str(ROOT), *self.argv(*words), timeout_s=VERB_BOUND_S)
+
+    def argv(self, *words: str) -> list[str]:
+        """Its command line with this fleet's files."""
         profile = self.yard.folder / f"profile-{self.profile.name}.yaml"
         profile.write_text(yaml.safe_dump(self.profile.model_dump(mode="json", by_alias=True)))
         argv = [sys.executable, "-m", "orchestrator", *words, "--profile", str(profile)]
-        argv += ["--cluster", str(self.cluster)]
-        return self.yard.control("env", "-C", str(ROOT), *argv, timeout_s=VERB_BOUND_S)
+        return [*argv, "--cluster", str(self.cluster)]
+
+    @contextmanager
+    def started(self, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        """The program, while it runs; killed at the end of the block if it still does."""
+        argv = [*nodes.controller(self.yard.layout), "env", "-C", str(ROOT), *self.argv(*words)]
+        with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+            try:
+                yield running
+            finally:
+                running.kill()
 
     def titles(self, answer: Answer) -> list[str]:
         """Titles of the stages that ran."""

@@ -20,6 +20,29 @@ pytestmark = pytest.mark.unproven
 
 EXPORTS = "/etc/exports.d/sparkyard.exports"
 MOUNT = "/srv/nvme/sparkyard/share/nfs"
+SLOW_MBIT = 200
+"""So slow that a test can step in while the image travels, eight seconds over both rails."""
+SOME_BYTES = 80 << 20
+ARRIVE_S = 120.0
+
+
+def forget_image(fleet: Fleet, name: str) -> None:
+    """The node has lost the image, whole."""
+    wanted = image.content(fleet.session().goal()[0])
+    fleet.yard.run(name, "docker", "rmi", f"sparkyard/engine:{wanted[:12]}", timeout_s=300)
+
+
+def arrived(fleet: Fleet, name: str, count: int) -> None:
+    """Wait until the node has received so many bytes over its fabric ports."""
+    end = time.monotonic() + ARRIVE_S
+    while wire.received_bytes(fleet.yard, name) < count:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def unshape(fleet: Fleet) -> None:
+    for rail in (0, 1):
+        wire.shape(fleet.yard, "spark-1", rail, 0)
 
 
 def test_build_makes_one_image_and_every_node_gets_it(fleet: Fleet) -> None:
@@ -109,7 +132,7 @@ def test_a_full_disk_fails_alone(fleet: Fleet) -> None:
     head = fleet.yard.layout.nodes[0].name
     wanted = image.content(fleet.session().goal()[0])
     for name in ("spark-2", "spark-4"):
-        fleet.yard.run(name, "docker", "rmi", f"sparkyard/engine:{wanted[:12]}", timeout_s=300)
+        forget_image(fleet, name)
     fleet.yard.run("spark-4", "mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", "/srv/nvme/docker/tmp")
     try:
         answer = fleet.do("build")
@@ -126,25 +149,74 @@ def test_a_full_disk_fails_alone(fleet: Fleet) -> None:
 
 
 def test_a_cable_that_is_cut_and_joined_while_the_image_travels(fleet: Fleet) -> None:
-    wanted = image.content(fleet.session().goal()[0])
-    fleet.yard.run("spark-2", "docker", "rmi", f"sparkyard/engine:{wanted[:12]}", timeout_s=300)
-    wire.shape(fleet.yard, "spark-1", 0, 200)
+    forget_image(fleet, "spark-2")
+    for rail in (0, 1):
+        wire.shape(fleet.yard, "spark-1", rail, SLOW_MBIT)
+    begin = wire.received_bytes(fleet.yard, "spark-2")
     pid = os.fork()
     if pid == 0:
-        time.sleep(6)
+        arrived(fleet, "spark-2", begin + SOME_BYTES)
         wire.cut(fleet.yard, "spark-1", 0)
         time.sleep(4)
         wire.join(fleet.yard, "spark-1", 0)
-        for node, rail in (("spark-1", 0), ("spark-2", 1)):
-            link = fleet.yard.layout.node(node).fabric[rail]
-            fleet.yard.run(
-                node, "ip", "addr", "replace", f"{link.address}/{link.prefix}", "dev", link.interface
-            )
         os._exit(0)
     answer = fleet.do("build")
-    os.waitpid(pid, 0)
-    wire.shape(fleet.yard, "spark-1", 0, 0)
+    assert os.waitpid(pid, 0)[1] == 0
+    unshape(fleet)
     assert answer.exit_code == 0, answer.data["failures"]
+
+
+def test_a_rail_at_a_tenth_of_the_other_is_named_and_carries_less(fleet: Fleet) -> None:
+    forget_image(fleet, "spark-2")
+    wire.shape(fleet.yard, "spark-1", 0, SLOW_MBIT)
+    wire.shape(fleet.yard, "spark-1", 1, SLOW_MBIT // 10)
+    fleet.events.clear()
+    answer = fleet.do("build")
+    unshape(fleet)
+    assert answer.exit_code == 0, answer.data["failures"]
+    slow = fleet.yard.layout.node("spark-1").fabric[1].address
+    said = [event.text for event in fleet.events if isinstance(event, events.Said)]
+    assert any(f"spark-2: the link to {slow} is slow" in text for text in said), said
+
+
+def test_a_controller_that_is_killed_half_way_is_gone_on_with(fleet: Fleet) -> None:
+    """The nodes go on without it; the next one joins what runs, and the image crosses each link once in all."""
+    size = max(one.size_bytes for here in fleet.facts().values() if here.docker for one in here.docker.images)
+    others = [node.name for node in fleet.yard.layout.nodes[1:]]
+    for name in others:
+        forget_image(fleet, name)
+    for rail in (0, 1):
+        wire.shape(fleet.yard, "spark-1", rail, SLOW_MBIT)
+    before = {name: wire.received_bytes(fleet.yard, name) for name in others}
+    with fleet.started("build", "--yes", "--json") as running:
+        arrived(fleet, "spark-2", before["spark-2"] + SOME_BYTES)
+        running.kill()
+    answer = fleet.do("build")
+    unshape(fleet)
+    assert answer.exit_code == 0, answer.data["failures"]
+    for name in others:
+        assert wire.received_bytes(fleet.yard, name) - before[name] < 1.15 * size, name
+
+
+def test_a_damaged_copy_is_refused_and_prune_is_the_way_out(fleet: Fleet) -> None:
+    blobs = fleet.yard.disk("spark-1") / "sparkyard/registry/docker/registry/v2/blobs/sha256"
+    largest = max(blobs.glob("*/*/data"), key=lambda path: path.stat().st_size)
+    with largest.open("r+b") as file:
+        file.seek(largest.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+    forget_image(fleet, "spark-3")
+    answer = fleet.do("build")
+    assert answer.exit_code == 1
+    assert [failure["node"] for failure in answer.data["failures"]] == ["spark-3"]
+    assert "published copy" in answer.data["failures"][0]["message"]
+    assert not fleet.facts()["spark-3"].docker.images  # type: ignore[union-attr]
+    done = fleet.command_line("prune", "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = fleet.do("build")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert {step["node"] for step in answer.data["stages"][-1]["steps"]} == {"spark-3"}
 
 
 def test_prune_shows_sizes_first_and_keeps_the_image_in_use(fleet: Fleet) -> None:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node_agent.image.flight import CHUNK_BYTES
+from node_agent.image.pull import slow_rails
 from node_agent.image.relay import DONE, READY, Relay
 from orchestrator.plan.fanout import Port, tree
 
@@ -224,3 +225,13 @@ def test_a_node_says_that_it_is_done() -> None:
         assert nodes[1][0].tell(DONE, "n2")
         assert nodes[0][0].finished == {"n2"}
         assert _get(nodes[0][1], DONE)[0] == 404
+
+
+def test_a_rail_that_brings_a_fraction_of_its_share_is_named() -> None:
+    mib = 1 << 20
+    assert slow_rails({"10.1.0.1": 900 * mib, "10.2.0.1": 60 * mib}, ["10.1.0.1", "10.2.0.1"])[0].startswith(
+        "the link to 10.2.0.1 is slow"
+    )
+    assert slow_rails({"10.1.0.1": 500 * mib, "10.2.0.1": 300 * mib}, ["10.1.0.1", "10.2.0.1"]) == []
+    assert slow_rails({"10.1.0.1": 900 * mib, "10.9.0.1": mib}, ["10.1.0.1"]) == []
+    assert slow_rails({"10.1.0.1": 3 * mib}, ["10.1.0.1", "10.2.0.1"]) == [], "too little to judge"

@@ -17,7 +17,7 @@ from orchestrator.model.cluster import Cluster
 from orchestrator.model.goal import Goal, Package
 from orchestrator.model.profile import Nccl, Profile
 from orchestrator.plan.fabric import Fabric, Rail, fabric_of
-from orchestrator.plan.launch import RankSpec, rank_specs
+from orchestrator.plan.launch import RankSpec, rank_specs, rendezvous_address
 from orchestrator.plan.serve import refused_ring
 from sparkyard_engine import rankspec
 from tests.nodes import gb10
@@ -141,6 +141,16 @@ def test_each_node_has_its_own_devices_and_gid_index() -> None:
     triangle = [entry["spec"]["argv"] for entry in made("triangle-tp3")]
     addresses = [words[words.index("--dist-init-addr") + 1] for words in triangle]
     assert len(set(addresses[1:])) == 2, "in a triangle each worker reaches the head by another address"
+
+
+def test_the_far_side_of_a_ring_meets_the_head_on_the_management_network() -> None:
+    ring = load_cluster(CASES / "clusters" / "ring.yaml")
+    fast = [node.model_copy(update={"fabric_address": "192.168.0.1"}) for node in ring.nodes]
+    ring = ring.model_copy(update={"nodes": tuple(fast)})
+    fabrics = recorded("fe-ring", ring)
+    head = ring.nodes[0]
+    met = [rendezvous_address(ring, node, head, fabrics) for node in ring.nodes]
+    assert met == ["192.168.0.1", "192.168.0.1", head.address, "192.168.6.2"]
 
 
 def test_a_ring_of_four_is_refused_unless_the_profile_names_a_library() -> None:
