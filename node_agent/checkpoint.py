@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from node_agent.wire import Refused
 
@@ -18,6 +19,8 @@ INDEX_MAX_BYTES = 64 << 20
 HEADER_MAX_BYTES = 100 << 20
 """Limit of the safetensors format for a header."""
 BLOCK_BYTES = 64 << 10
+READ_AT_LEAST_BYTES = io.DEFAULT_BUFFER_SIZE
+"""A buffered file fetches so much at once; at least a page."""
 CONFIG_KEYS = (
     "architectures",
     "model_type",
@@ -86,25 +89,35 @@ def _shard_bytes(path: Path) -> int:
     if key in _known:
         return _known[key]
     with path.open("rb") as file:
-        head = file.read(8)
-        if len(head) < 8:
-            raise ValueError(f"{status.st_size} bytes: too short for a safetensors file")
-        length = int.from_bytes(head, "little")
-        if length > HEADER_MAX_BYTES or 8 + length > status.st_size:
-            raise ValueError(f"the header claims {length} bytes, the file has {status.st_size}: truncated")
-        try:
-            header = json.loads(file.read(length))
-            end = max(
-                (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"),
-                default=0,
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise ValueError("the header is not a safetensors header") from None
+        length, end = _header(file, status.st_size)
+        # A look must not keep weights in memory: the last page of the header holds some.
+        os.posix_fadvise(file.fileno(), 0, 8 + length + READ_AT_LEAST_BYTES, os.POSIX_FADV_DONTNEED)
     expected = 8 + length + end
     if expected != status.st_size:
         raise ValueError(f"{status.st_size} bytes, its header says {expected}: truncated or overwritten")
     _known[key] = status.st_size
     return status.st_size
+
+
+def _header(file: BinaryIO, size: int) -> tuple[int, int]:
+    """Length of the header, and where the last tensor ends behind it. ValueError when it is none."""
+    # no reading ahead: what follows are gigabytes of weights
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+    head = file.read(8)
+    if len(head) < 8:
+        raise ValueError(f"{size} bytes: too short for a safetensors file")
+    length = int.from_bytes(head, "little")
+    if length > HEADER_MAX_BYTES or 8 + length > size:
+        raise ValueError(f"the header claims {length} bytes, the file has {size}: truncated")
+    try:
+        header = json.loads(file.read(length))
+        end = max(
+            (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"),
+            default=0,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError("the header is not a safetensors header") from None
+    return length, end
 
 
 def prove(path: Path, index_sha256: str, seed: int, blocks: int) -> dict[str, Any]:

@@ -34,6 +34,7 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     own = args.get("checkpoint")
     shared = share.facts(home)
     seen = Path(own) if own else home.checkpoint if shared and not shared.get("problem") else None
+    engine = image.facts(home) if args.get("docker") else None
     return {
         "node": home.node,
         "boot_id": process.boot_id(),
@@ -49,7 +50,7 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
             "user": getpass.getuser(),
         },
         "memory": memory(),
-        "disks": [disk(home.root)],
+        "disks": [disk(home.root), *([disk(Path(own))] if own else []), *_docker_disk(engine)],
         "listeners": listeners(),
         "desired": desired,
         "blobs": _names(home.blobs),
@@ -67,7 +68,7 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         "hardware": hardware(home, args["hardware"], sudo=bool(args.get("sudo")))
         if args.get("hardware")
         else None,
-        "docker": image.facts(home) if args.get("docker") else None,
+        "docker": engine,
     }
 
 
@@ -115,7 +116,17 @@ def disk(path: Path) -> dict[str, Any]:
         "filesystem": kind,
         "total_bytes": status.f_blocks * status.f_frsize,
         "free_bytes": status.f_bavail * status.f_frsize,
+        "device": here.stat().st_dev,
     }
+
+
+def _docker_disk(engine: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """Where images lie; the folder itself is closed to an ordinary user, its filesystem is not."""
+    root = (engine or {}).get("root")
+    try:
+        return [disk(Path(root))] if root else []
+    except OSError:
+        return []
 
 
 def listeners() -> list[dict[str, Any]]:

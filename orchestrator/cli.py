@@ -71,7 +71,9 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before 
 IgnoreItemOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--ignore", help=f"An item of the proof to demote ({', '.join(ITEMS)}); may stand several times."
+        "--ignore",
+        help=f"An item of the proof to demote ({', '.join(ITEMS)}), or ledger: start although the plan says that it "
+        "does not fit. May stand several times.",
     ),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Also say why each step is taken.")]
@@ -173,8 +175,9 @@ def fail(error: SparkyardError, *, as_json: bool) -> NoReturn:
 
 def known_items(names: list[str]) -> None:
     """A typo must not switch nothing off."""
-    if unknown := sorted(set(names) - set(ITEMS)):
-        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(ITEMS)}", param_hint="--ignore")
+    known = (*ITEMS, verbs.LEDGER)
+    if unknown := sorted(set(names) - set(known)):
+        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(known)}", param_hint="--ignore")
 
 
 def converging_verb(name: str, help_text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.each import each, look
 from orchestrator.errors import Exit
-from orchestrator.ledgers import ledgers
+from orchestrator.ledgers import ledgers, published
 from orchestrator.model.cluster import Cluster
 from orchestrator.model.event import Event, RunEnded, RunStarted, Said
 from orchestrator.model.facts import ClusterFacts
@@ -26,6 +26,7 @@ from orchestrator.model.report import failures_json, plan_json, run_json, status
 from orchestrator.model.step import Failure, StartRank
 from orchestrator.package import build_package
 from orchestrator.plan import up
+from orchestrator.plan.fit import Budget
 from orchestrator.proof import prove
 from orchestrator.remote.node import Ask, Node, Progressed, Reply, reply
 from orchestrator.remote.nodes import nodes
@@ -39,6 +40,8 @@ STOP_LEASE_WAIT_S = 120.0
 """Whoever acts now notices within a look and a step that it shall not serve, and ends what it started."""
 FOLLOW_TIMEOUT_S = 7 * 86400.0
 STARTING = frozenset({"serve", "up", "restart"})
+LEDGER = "ledger"
+"""`--ignore ledger`: start although the ledgers say that it does not fit."""
 
 Emit = Callable[[Event], None]
 
@@ -62,6 +65,10 @@ class Session:
         package = build_package()
         goal = Goal(self.profile, self.cluster, Package(package.digest, len(package.content)))
         return goal, {package.digest: package.content}
+
+    def budget(self, verb: str) -> Callable[[], Budget] | None:
+        """What the ledgers judge a start with; None for other verbs, and when the person takes the risk."""
+        return None if verb not in STARTING or LEDGER in self.ignore else published
 
     @asynccontextmanager
     async def world(
@@ -119,7 +126,7 @@ async def converging(session: Session, verb: str) -> Answer:
         if verb == "stop":
             await let_rest(world, session.profile.name, "stopped")
         wait_s = STOP_LEASE_WAIT_S if verb == "stop" else 0.0
-        outcome = await converge(world, up.verb(verb, goal), lease_wait_s=wait_s)
+        outcome = await converge(world, up.verb(verb, goal, session.budget(verb)), lease_wait_s=wait_s)
         failures = outcome.failures
         slow = False
         if verb in STARTING and not failures and not outcome.interrupted:
@@ -188,7 +195,7 @@ async def planned(session: Session, verb: str) -> Answer:
     goal, _ = session.goal()
     async with session.world() as world:
         facts = await observe(world)
-    stages, failures = dry_run(up.verb(verb, goal), facts)
+    stages, failures = dry_run(up.verb(verb, goal, session.budget(verb)), facts)
     return Answer(plan_json(verb, stages, failures), _exit_of(failures))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from node_agent.docker import ASK_TIMEOUT_S, docker, lines
 from node_agent.home import Home
+from node_agent.image import kernels
+from node_agent.image.identity import KERNELS_LABEL
 from node_agent.nfs import text
 from node_agent.wire import Refused
 
@@ -112,7 +114,10 @@ def arguments(
     home: Home, labels: dict[str, str], content: str, folders: dict[str, bool], env: dict[str, str]
 ) -> list[str]:
     """Arguments for this node: its devices, its folders, the account that the agent runs under."""
-    cache = home.root / "cache"
+    label = f'{{{{index .Config.Labels "{KERNELS_LABEL}"}}}}'
+    name = f"sparkyard/engine:{content[:12]}"
+    compiled = docker("image", "inspect", "--format", label, name, timeout_s=ASK_TIMEOUT_S).strip()
+    cache = kernels.folder(home.root, compiled)
     for path in (cache, home.packs, home.slices):
         path.mkdir(parents=True, exist_ok=True)
     everything = {**folders, str(cache): True}

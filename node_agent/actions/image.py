@@ -14,7 +14,7 @@ from node_agent import jobs, process
 from node_agent.docker import ASK_TIMEOUT_S, docker, present
 from node_agent.files import read_json, write_json
 from node_agent.home import Home
-from node_agent.image import identity, serve
+from node_agent.image import bases, identity, kernels, serve
 from node_agent.wire import Refused, Report
 
 SERVE_JOB = "image-serve"
@@ -58,12 +58,14 @@ def facts(home: Home) -> dict[str, Any] | None:
         "root": root,
         "free_bytes": _free(Path(root)),
         "offered": _offered(home),
+        "caches": kernels.facts(home.root),
         "images": [
             {
                 "content": image.content,
                 "platform": image.platform,
                 "rootfs": image.rootfs,
                 "config": image.config,
+                "kernels": image.kernels,
                 "tags": list(image.tags)[:20],
                 "size_bytes": image.size_bytes,
             }
@@ -80,14 +82,34 @@ def build(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
         raise Refused(
             f"{recipe} is missing: the engine package {args['engine'][:12]} has no recipe of an image"
         )
-    labels = {identity.CONTENT_LABEL: args["content"], "sparkyard.engine": args["engine"]}
+    base = _base(home, args)
+    labels = {
+        identity.CONTENT_LABEL: args["content"],
+        "sparkyard.engine": args["engine"],
+        "sparkyard.base": base,
+        identity.KERNELS_LABEL: kernels.key(context, base),
+    }
     argv = ["build", "--quiet", "--network", "host", "--file", str(recipe)]
     argv += ["--build-arg", f"BASE_IMAGE={args['base']}"] if args["base"] else []
     argv += ["--platform", args["platform"]] if args["platform"] else []
     for name, value in labels.items():
         argv += ["--label", f"{name}={value}"]
     argv += ["--tag", f"{REPOSITORY}:{args['content'][:12]}", str(context)]
-    return {"id": docker(*argv, timeout_s=float(args["bound_s"])).strip()}
+    return {"id": docker(*argv, timeout_s=float(args["bound_s"])).strip(), "base": base}
+
+
+def _base(home: Home, args: dict[str, Any]) -> str:
+    """Digest of the base image, pulled when it is not here, and held against `images.lock`. Empty without a base."""
+    reference = str(args["base"])
+    if not reference:
+        return ""
+    try:
+        text = docker("image", "inspect", reference, timeout_s=ASK_TIMEOUT_S)
+    except Refused:
+        platform = ["--platform", args["platform"]] if args["platform"] else []
+        docker("pull", "--quiet", *platform, reference, timeout_s=float(args["bound_s"]))
+        text = docker("image", "inspect", reference, timeout_s=ASK_TIMEOUT_S)
+    return bases.hold(home.root, reference, identity.parse_all(text)[0])
 
 
 def start_serving(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:

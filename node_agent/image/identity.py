@@ -15,6 +15,9 @@ from typing import Any
 CONTENT_LABEL = "sparkyard.content"
 """Digest of all inputs of the build, written into the image by the build."""
 
+KERNELS_LABEL = "sparkyard.kernels"
+"""Key of everything that is compiled or tuned at run time: nodes keep that in a folder of this name."""
+
 
 @dataclass(frozen=True)
 class Image:
@@ -30,6 +33,7 @@ class Image:
     config: str | None
     """Digest of the config; None where the engine does not tell."""
     size_bytes: int
+    kernels: str = ""
 
     @property
     def rootfs(self) -> str:
@@ -53,6 +57,7 @@ def parse(document: dict[str, Any]) -> Image:
             layers=layers,
             config=_config_digest(document),
             size_bytes=int(document.get("Size") or 0),
+            kernels=str(labels.get(KERNELS_LABEL, "")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an image description: {type(error).__name__}: {error}") from None

@@ -25,7 +25,7 @@ from orchestrator.errors import SparkyardError
 from orchestrator.model.cluster import Cluster, Node
 from orchestrator.model.profile import EnvSetting, Profile
 from orchestrator.package import build_package
-from orchestrator.plan.launch import rank_specs
+from orchestrator.plan.launch import Places, rank_specs
 
 GATE_PORT, RENDEZVOUS_PORT, PORTS = 10, 20, 30  # places within a run of free ports; ranks take the first ones
 FIRST_PORT, LAST_PORT = 31000, 39000
@@ -140,8 +140,13 @@ def specs(profile: Profile, port: int, files: Files, stores: Mapping[int, str]) 
         for rank in range(ranks)
     )
     cluster = Cluster(schema="sparkyard/cluster/v1", topology="single-host", head=nodes[0].name, nodes=nodes)
-    made = rank_specs(moved, cluster, generation=1, stores=stores)
-    return [_filled(dict(spec.body), files, spec.rank) for spec in made]
+    places = Places(
+        engine=":".join(str(path) for path in (files.engine, *files.plugins)),
+        checkpoint=str(files.checkpoint),
+        packs=str(files.packs),
+    )
+    made = rank_specs(moved, cluster, generation=1, stores=stores, places=places)
+    return [{**spec.body, "directory": str(files.folder / f"rank-{spec.rank}")} for spec in made]
 
 
 def _installed(files: Files) -> Path:
@@ -153,29 +158,6 @@ def _installed(files: Files) -> Path:
     with zipfile.ZipFile(io.BytesIO(package.content)) as archive:
         archive.extractall(folder)
     return folder
-
-
-def _filled(body: dict[str, Any], files: Files, rank: int) -> dict[str, Any]:
-    places = {
-        "{directory}": str(files.folder / f"rank-{rank}"),
-        "{engine}": ":".join(str(path) for path in (files.engine, *files.plugins)),
-        "{checkpoint}": str(files.checkpoint),
-        "{packs}": str(files.packs),
-    }
-
-    def put(value: Any) -> Any:
-        match value:
-            case str():
-                for name, path in places.items():
-                    value = value.replace(name, path)
-                return value
-            case list():
-                return [put(entry) for entry in value]
-            case dict():
-                return {key: put(entry) for key, entry in value.items()}
-        return value
-
-    return {key: put(value) for key, value in body.items()}
 
 
 def _start(body: Mapping[str, Any], directory: Path, files: Files) -> subprocess.Popen[bytes]:

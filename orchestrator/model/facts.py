@@ -39,6 +39,8 @@ class Disk(Frozen):
     filesystem: Text
     total_bytes: int = Field(ge=0)
     free_bytes: int = Field(ge=0)
+    device: int = 0
+    """st_dev: paths with the same number share their room."""
 
 
 class Listener(Frozen):
@@ -179,6 +181,8 @@ class ImageFacts(Frozen):
     rootfs: Digest
     config: Text | None = None
     """Digest of the config; None with an engine that does not tell it (containerd store)."""
+    kernels: Text = ""
+    """Key of what is compiled and tuned at run time; empty before the build has written it."""
     tags: tuple[Text, ...] = ()
     size_bytes: int = 0
 
@@ -194,6 +198,16 @@ class PortFacts(Frozen):
     """0: the kernel does not tell."""
 
 
+class KernelCache(Frozen):
+    """What a node keeps between boots of images with the same key: compiled kernels, and tuning results."""
+
+    key: Text
+    files: int = 0
+    bytes: int = 0
+    tuned_sha256: Digest | None = None
+    """Over the tactics, without the rank's name; None: nothing was tuned yet."""
+
+
 class DockerFacts(Frozen):
     """The node's Docker engine."""
 
@@ -204,6 +218,7 @@ class DockerFacts(Frozen):
     root: Text = ""
     free_bytes: int = 0
     images: tuple[ImageFacts, ...] = ()
+    caches: tuple[KernelCache, ...] = ()
     offered: Text | None = None
     """Content label of the image that this node offers to the others now."""
 

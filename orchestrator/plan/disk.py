@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.model.profile import Profile
@@ -21,18 +21,32 @@ LOG_BYTES = GIB
 SPARE_BYTES = 20 * GB
 """Kept free: a full NVMe stalls writes, and the node's own system lives on it."""
 TABLES_PART = "Engram tables"
+CHECKPOINT, IMAGE, CACHE = "checkpoint", "engine image", "build cache"
+TABLES, SLICES, LOGS = "packed Engram tables", "weight slices", "logs"
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """A filesystem of a node, by a path on it. Equal `device` numbers: the same filesystem."""
+
+    path: str
+    free_bytes: int
+    device: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A node's disk. `held_bytes` of the files below are already there (by name), so they need no more room."""
+    """A node's disks. `held_bytes` of the files below are already there (by name), so they need no more room."""
 
     node: str
-    free_bytes: int
+    root: Volume | None
+    """Of sparkyard's own folder; None when it was not looked up."""
     has_checkpoint: bool
-    """The full checkpoint lies, or will lie, on this disk."""
+    """The full checkpoint lies, or will lie, on this node."""
     builds_image: bool = False
     held_bytes: tuple[tuple[str, int], ...] = ()
+    elsewhere: Mapping[str, Volume] = field(default_factory=dict)
+    """Files that do not lie below the root, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +55,17 @@ class Stored:
 
     name: str
     bytes: int
-    temporary_bytes: int
+    temporary_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDisk:
-    """One node, its files in the order in which `up` makes them."""
+    """One filesystem of a node, its files in the order in which `up` makes them."""
 
     node: str
     free_bytes: int
     files: tuple[Stored, ...]
+    path: str = ""
 
     @property
     def peak_bytes(self) -> int:
@@ -68,14 +83,14 @@ class NodeDisk:
 
     @property
     def verdict(self) -> Literal["fits", "does not fit"]:
-        """Whether the peak fits."""
-        return "fits" if self.margin_bytes >= 0 else "does not fit"
+        """Whether the peak fits; what is there already and needs no more room always does."""
+        return "fits" if self.margin_bytes >= 0 or self.peak_bytes <= LOG_BYTES else "does not fit"
 
 
 def disk_ledger(
     profile: Profile, rooms: Sequence[Room], contents: Contents, rules: tuple[Rule, ...]
 ) -> tuple[NodeDisk, ...]:
-    """One entry a node, in the order given (rank 0 first)."""
+    """One entry a filesystem of each node, in the order given (rank 0 first)."""
     held = weights(contents.tensors, rules, padded_shape(profile, Geometry()), tables_in_memory=False)
     tp = profile.parallel.tp
     tables = sum(part.stored_bytes for part in held.parts if part.part == TABLES_PART)
@@ -86,29 +101,47 @@ def disk_ledger(
     )
     slices += max(0, contents.total_bytes - held.listed_bytes)
     packed = -(-tables // tp) if profile.engram.mode == "disk" else 0
-    return tuple(_node(profile, room, contents.total_bytes, packed, slices) for room in rooms)
-
-
-def _node(profile: Profile, room: Room, checkpoint: int, packed: int, slices: int) -> NodeDisk:
-    there = dict(room.held_bytes)
-    docker = profile.engine.runtime == "docker"
-    files = [
-        Stored("checkpoint", checkpoint if room.has_checkpoint else 0, 0),
-        Stored("engine image", IMAGE_BYTES if docker else 0, 0),
-        Stored("build cache", BUILD_CACHE_BYTES if docker and room.builds_image else 0, 0),
-        Stored("packed Engram tables", packed, 0),
-        Stored("weight slices", slices, 0),
-        Stored("logs", LOG_BYTES, 0),
+    made = [
+        Stored(LOGS, LOG_BYTES),
+        Stored(TABLES, packed),
+        Stored(SLICES, slices),
     ]
-    return NodeDisk(
-        room.node,
-        room.free_bytes,
-        tuple(
-            Stored(file.name, max(0, file.bytes - there.get(file.name, 0)), file.temporary_bytes)
-            for file in files
-            if file.bytes
-        ),
+    return tuple(
+        found
+        for room in rooms
+        for found in _node(room, [*_first(profile, room, contents.total_bytes, tp), *made])
     )
+
+
+def _first(profile: Profile, room: Room, checkpoint: int, tp: int) -> list[Stored]:
+    """What is there before the packs: the checkpoint, and the image with what its way to all nodes takes."""
+    found = [Stored(CHECKPOINT, checkpoint if room.has_checkpoint else 0)]
+    if profile.engine.runtime != "docker":
+        return found
+    if room.builds_image:
+        # the head keeps a published copy of the image until all have it
+        found.append(Stored(CACHE, BUILD_CACHE_BYTES))
+        return [*found, Stored(IMAGE, IMAGE_BYTES, IMAGE_BYTES if tp > 1 else 0)]
+    # a layer's download lies beside its unpacked files until it is done
+    return [*found, Stored(IMAGE, IMAGE_BYTES, IMAGE_BYTES)]
+
+
+def _node(room: Room, files: Sequence[Stored]) -> list[NodeDisk]:
+    """The files by the filesystem that they lie on."""
+    there, disks = dict(room.held_bytes), {}
+    for file in files:
+        volume = room.elsewhere.get(file.name) or room.root
+        if volume is None or not file.bytes:
+            continue
+        if room.root is not None and volume.device == room.root.device:
+            volume = room.root
+        lacking = max(0, file.bytes - there.get(file.name, 0))
+        temporary = file.temporary_bytes if lacking else 0
+        disks.setdefault(volume.device, (volume, []))[1].append(Stored(file.name, lacking, temporary))
+    return [
+        NodeDisk(room.node, volume.free_bytes, tuple(stored), volume.path)
+        for volume, stored in disks.values()
+    ]
 
 
 def as_json(nodes: Sequence[NodeDisk]) -> dict[str, Any]:
@@ -118,11 +151,15 @@ def as_json(nodes: Sequence[NodeDisk]) -> dict[str, Any]:
         "nodes": [
             {
                 "node": node.node,
+                "path": node.path,
                 "verdict": node.verdict,
                 "free_bytes": node.free_bytes,
                 "peak_bytes": node.peak_bytes,
                 "margin_bytes": node.margin_bytes,
-                "files": [{"name": file.name, "bytes": file.bytes} for file in node.files],
+                "files": [
+                    {"name": file.name, "bytes": file.bytes, "temporary_bytes": file.temporary_bytes}
+                    for file in node.files
+                ],
             }
             for node in nodes
         ],

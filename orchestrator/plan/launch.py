@@ -29,6 +29,20 @@ LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """What the node's agent fills in; ranks that no agent starts are given their folders here."""
+
+    directory: str = "{directory}"
+    engine: str = "{engine}"
+    checkpoint: str = "{checkpoint}"
+    packs: str = "{packs}"
+    slices: str = "{slices}"
+
+
+OPEN = Places()
+
+
+@dataclass(frozen=True, slots=True)
 class RankSpec:
     """One rank, where it runs, and its spec (docs/formats.md)."""
 
@@ -50,6 +64,7 @@ def rank_specs(
     stores: Mapping[int, str],
     slices: Mapping[int, str] | None = None,
     fabrics: Mapping[str, Fabric] | None = None,
+    places: Places = OPEN,
 ) -> tuple[RankSpec, ...]:
     """The spec of every rank, rank 0 first.
 
@@ -67,9 +82,9 @@ def rank_specs(
         RankSpec(
             node.name,
             rank,
-            _body(profile, cluster, nodes, rank, generation, found)
+            _body(profile, cluster, nodes, rank, generation, found, places)
             | _nccl(profile)
-            | {"plugin": _plugin(profile, rank, stores.get(rank), (slices or {}).get(rank))},
+            | {"plugin": _plugin(profile, rank, stores.get(rank), (slices or {}).get(rank), places)},
         )
         for rank, node in enumerate(nodes)
     )
@@ -92,6 +107,7 @@ def _body(
     rank: int,
     generation: int,
     fabrics: Mapping[str, Fabric],
+    places: Places,
 ) -> dict[str, Any]:
     node, head = nodes[rank], nodes[0]
     ports = profile.ports
@@ -101,9 +117,12 @@ def _body(
         "generation": generation,
         "rank": rank,
         "tp": profile.parallel.tp,
-        "argv": [*_program(profile, node), *_arguments(profile, cluster, nodes, rank, fabrics)],
-        "env": environment(profile, cluster, rank, fabrics.get(node.name)),
-        "directory": "{directory}",
+        "argv": [
+            *_program(profile, node),
+            *_arguments(profile, cluster, nodes, rank, fabrics, places.checkpoint),
+        ],
+        "env": environment(profile, cluster, rank, fabrics.get(node.name), places.engine),
+        "directory": places.directory,
         **_floor(profile),
         "grace_s": profile.deadlines.drain_s,
         "api_port": ports.api + node.port_offset,
@@ -142,9 +161,10 @@ def _arguments(
     nodes: tuple[Node, ...],
     rank: int,
     fabrics: Mapping[str, Fabric],
+    checkpoint: str,
 ) -> list[str]:
     node, head, ports = nodes[rank], nodes[0], profile.ports
-    words = ["--model-path", "{checkpoint}", "--served-model-name", profile.model.served_name]
+    words = ["--model-path", checkpoint, "--served-model-name", profile.model.served_name]
     words += ["--tp", str(len(nodes)), "--nnodes", str(len(nodes)), "--node-rank", str(rank)]
     if len(nodes) > 1:
         address = rendezvous_address(cluster, node, head, fabrics)
@@ -184,9 +204,11 @@ def rendezvous_address(cluster: Cluster, node: Node, head: Node, fabrics: Mappin
     return met or head.fabric
 
 
-def environment(profile: Profile, cluster: Cluster, rank: int, fabric: Fabric | None) -> dict[str, str]:
+def environment(
+    profile: Profile, cluster: Cluster, rank: int, fabric: Fabric | None, engine: str = OPEN.engine
+) -> dict[str, str]:
     """What the engine finds in its environment: our plug-in, the node's own links, then the profile's settings."""
-    env = {"PYTHONPATH": "{engine}"} if profile.engine.runtime == "process" else {}
+    env = {"PYTHONPATH": engine} if profile.engine.runtime == "process" else {}
     if cluster.topology == "single-host":
         env["GLOO_SOCKET_IFNAME"] = "lo"
     elif fabric is not None:
@@ -200,12 +222,14 @@ def environment(profile: Profile, cluster: Cluster, rank: int, fabric: Fabric | 
     return env
 
 
-def _plugin(profile: Profile, rank: int, store: str | None, slices: str | None) -> dict[str, Any]:
+def _plugin(
+    profile: Profile, rank: int, store: str | None, slices: str | None, places: Places
+) -> dict[str, Any]:
     engram: dict[str, Any] = {"mode": profile.engram.mode, "ownership": profile.engram.ownership}
     if profile.engram.mode == "disk":
         if store is None:
             raise ConfigError([f"rank {rank}: engram.mode is disk but no packed store is known for it"])
-        engram["store"] = f"{{packs}}/{store}"
+        engram["store"] = f"{places.packs}/{store}"
     settings: dict[str, Scalar] = {
         setting.plugin: setting.value for setting in profile.settings if isinstance(setting, PluginSetting)
     }
@@ -213,7 +237,7 @@ def _plugin(profile: Profile, rank: int, store: str | None, slices: str | None) 
         settings["api_key_file"] = profile.ports.api_key_file
     plugin: dict[str, Any] = {"engram": engram, "padding": overrides(profile), "settings": settings}
     if slices is not None:
-        plugin["slices"] = {"store": f"{{slices}}/{slices}", "revision": profile.model.revision}
+        plugin["slices"] = {"store": f"{places.slices}/{slices}", "revision": profile.model.revision}
     return plugin
 
 

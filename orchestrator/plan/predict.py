@@ -224,6 +224,7 @@ MEASURED = (
     "ranks[].ended: the words, not the fact",
     "boots[].memory_before_bytes",
     "docker.images[].rootfs and .config: outputs of the build, compared between nodes",
+    "docker.images[].kernels, docker.caches: they only say how long a start will take",
     "docker.offered: the offer ends by itself when its readers are done",
 )
 """Fields that `decide` reads and that no prediction can know. Everything else it reads must come true exactly."""

@@ -24,7 +24,7 @@ from orchestrator.model.step import (
     StopRank,
     Wait,
 )
-from orchestrator.plan import build, image, pack, share
+from orchestrator.plan import build, image, pack, share, warm
 from orchestrator.plan.fabric import looked_up
 from orchestrator.plan.holds import ended_ranks
 from orchestrator.plan.launch import rank_specs
@@ -273,21 +273,22 @@ def _start(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
 
     if workers:
         return Stage("start the workers", tuple(start(rank) for rank in workers))
-    return Stage("start the head", (start(0),), (_joined(goal, target),))
+    return Stage("start the head", (start(0),), (_joined(goal, facts, target),))
 
 
-def _joined(goal: Goal, target: int) -> Wait:
+def _joined(goal: Goal, facts: ClusterFacts, target: int) -> Wait:
     """Rank 0 answers at its gate only once every rank has joined; a single rank has no gate."""
     name, deadlines = goal.profile.name, goal.profile.deadlines
     if goal.profile.parallel.tp == 1:
-        return _ready(goal, target)
+        return _ready(goal, facts, target)
     until = RankAt(name, target, 0, "joined")
     return Wait(goal.head.name, until, "every rank joins the group", deadlines.join_s)
 
 
-def _ready(goal: Goal, target: int) -> Wait:
+def _ready(goal: Goal, facts: ClusterFacts, target: int) -> Wait:
     until = RankAt(goal.profile.name, target, 0, "ready")
-    return Wait(goal.head.name, until, "weights, KV pool, warm-up", goal.profile.deadlines.ready_s)
+    why = "; ".join(word for word in ("weights, KV pool, warm-up", warm.note(goal, facts)) if word)
+    return Wait(goal.head.name, until, why, goal.profile.deadlines.ready_s)
 
 
 def _activate(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
@@ -299,12 +300,12 @@ def _activate(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
     if head.phase == "ready":
         return None
     if goal.profile.parallel.tp == 1 or head.gate_open:
-        return Stage("wait until it serves", waits=(_ready(goal, target),))
+        return Stage("wait until it serves", waits=(_ready(goal, facts, target),))
     if head.phase == "starting":
-        return Stage("wait until every rank has joined", waits=(_joined(goal, target),))
+        return Stage("wait until every rank has joined", waits=(_joined(goal, facts, target),))
     action = OpenGate(name, target, goal.port(goal.head, goal.profile.ports.gate))
     step = Step(goal.head.name, action, "every rank waits at the gate", SHORT_BOUND_S)
-    return Stage("open the launch gate", (step,), (_ready(goal, target),))
+    return Stage("open the launch gate", (step,), (_ready(goal, facts, target),))
 
 
 def _plugin_proven(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.goal import Goal
 from orchestrator.model.step import Decision
-from orchestrator.plan import build, fetch, pack, serve, share, stop
+from orchestrator.plan import build, fetch, fit, pack, serve, share, stop
+from orchestrator.plan.fit import Budget
 
 Decide = Callable[[ClusterFacts], Decision]
 FAILED_START_GRACE_S = 10.0
@@ -42,8 +43,37 @@ def up(goal: Goal, *, restart: bool = False, by_watch: bool = False) -> Decide:
     return decide
 
 
-def verb(name: str, goal: Goal) -> Decide:
-    """`decide` of a converging verb. KeyError for any other."""
+def judged(goal: Goal, budget: Callable[[], Budget] | None, decide: Decide, *, disks: bool) -> Decide:
+    """`decide`, once the ledgers have let it pass: at the first look of a run, unless the gang runs already."""
+    passed = budget is None
+
+    def first(facts: ClusterFacts) -> Decision:
+        nonlocal passed
+        if not passed and budget is not None:
+            judges = fit.applies(goal.profile, goal.cluster, facts) and not runs(goal, facts)
+            if judges and (blocked := fit.refused(goal, facts, budget(), disks=disks)):
+                return blocked
+            passed = True
+        return decide(facts)
+
+    return first
+
+
+def runs(goal: Goal, facts: ClusterFacts) -> bool:
+    """Whether every rank of the newest generation lives: what runs has shown that it fits."""
+    newest = serve.newest(goal, facts)
+    found = [
+        facts[node.name].rank(goal.profile.name, rank, newest) if node.name in facts else None
+        for rank, node in enumerate(goal.ranked)
+    ]
+    return all(rank is not None and rank.alive for rank in found)
+
+
+def verb(name: str, goal: Goal, budget: Callable[[], Budget] | None = None) -> Decide:
+    """`decide` of a converging verb. KeyError for any other.
+
+    `budget`: judge memory before anything is started, and disks before anything is moved; None judges nothing.
+    """
     match name:
         case "build":
             return lambda facts: build.decide(goal, facts)
@@ -56,11 +86,11 @@ def verb(name: str, goal: Goal) -> Decide:
         case "pack":
             return lambda facts: pack.decide(goal, facts)
         case "serve":
-            return serve_once(goal)
+            return judged(goal, budget, serve_once(goal), disks=False)
         case "restart":
-            return serve_once(goal, restart=True)
+            return judged(goal, budget, serve_once(goal, restart=True), disks=False)
         case "up":
-            return up(goal)
+            return judged(goal, budget, up(goal), disks=True)
         case "stop":
             return lambda facts: stop.decide(goal, facts, grace_s=goal.profile.deadlines.drain_s)
     raise KeyError(name)

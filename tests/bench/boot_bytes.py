@@ -1,38 +1,44 @@
 """What a boot reads: the full checkpoint, or each rank's own slices. Prints; asserts nothing about time.
 
-    PYTHONPATH=.:engine PYTHON_OF_THE_ENGINE tests/bench/boot_bytes.py [--json] [--hidden 512]
+    python -m tests.bench.boot_bytes [--json]
 
-Three real ranks of SGLang load a V4.1-shaped checkpoint through the plug-in: first from the checkpoint, then from
-slices. Before each boot every file is written out and its page cache dropped (`posix_fadvise`); after it `mincore`
-counts the pages of each file that are in memory. A stale store and another rank's must be refused by name.
+A lab of its own (three SSH nodes, real SGLang) boots three times through the real verbs: from the checkpoint, from
+slices, and from slices once more with one rank's store stale and another's foreign. Before each boot the checkpoint's
+weights and the slices are written out and their page cache is dropped (`posix_fadvise`); then `mincore` counts the
+pages of each file that are in memory, and the kernel's own account of each rank's processes (`/proc/PID/io`) says
+what they read from the drive. Engram rows, which are read around the page cache while the first answers are made, are
+taken off by the reader's counters. Code that the first boot had to fetch is in its figure too.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ctypes
-import hashlib
-import io
 import json
 import mmap
 import os
+import shutil
 import sys
 import tempfile
-import time
-import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
+import psutil
 
-from orchestrator.package import build_package
-from sparkyard_engine.slices import pack
-from sparkyard_engine.slices.manifest import Identity, SliceError
-from sparkyard_engine.slices.manifest import load as load_manifest
-from tests.engine.test_v41_ranks import PADDED, TP, load
-from tests.engine.v41_small import Dims, config, tensors, write
+from orchestrator import verbs
+from orchestrator.errors import Exit, SparkyardError
+from orchestrator.lab import cycle, nodes
+from orchestrator.lab.place import NODES, Place
+from orchestrator.load import load_cluster, load_profile
+from orchestrator.model.event import Event, Said, StageStarted
+from orchestrator.model.profile import PluginSetting, Profile
 
 _libc = ctypes.CDLL(None, use_errno=True)
+MOST_READ = 1.05
+"""Of the bytes owned."""
+WEIGHTS = "model-0000[1-3]-of-*.safetensors"
+"""The lab's weights; the shards behind them are the Engram tables, which no boot loads."""
 
 
 def resident_bytes(path: Path) -> int:
@@ -61,85 +67,167 @@ def evict(paths: list[Path]) -> int:
     return sum(resident_bytes(path) for path in paths)
 
 
-def boot(
-    package: Path, folder: Path, model: Path, plugins: list[dict[str, Any]], files: dict[str, list[Path]]
-) -> dict[str, Any]:
-    """One boot: seconds, where each rank's weights came from, pages resident of each group of files after it."""
-    left = {name: evict(paths) for name, paths in files.items()}
-    start_s = time.monotonic()
-    found = load(package, folder, model, plugins)
+def say(event: Event) -> None:
+    """Stages and warnings, on standard error."""
+    match event:
+        case StageStarted(title=title):
+            sys.stderr.write(f"{title}\n")
+        case Said(level=level, text=text) if level != "note":
+            sys.stderr.write(f"{level}: {text}\n")
+        case _:
+            pass
+
+
+def without_slices(profile: Profile) -> Profile:
+    """The same, booted from the full checkpoint."""
+    kept = tuple(
+        each for each in profile.settings if not (isinstance(each, PluginSetting) and each.plugin == "slices")
+    )
+    return profile.model_copy(update={"settings": kept})
+
+
+class Bench:
+    """One lab, and the boots that are measured on it."""
+
+    def __init__(self, place: Place, profile: Profile) -> None:
+        self.place, self.profile = place, profile
+
+    async def verb(self, profile: Profile, verb: str) -> None:
+        """Run a verb. Raises SparkyardError when it fails."""
+        session = verbs.Session(profile, load_cluster(self.place.cluster_file), say, strict_conformance=True)
+        done = await verbs.converging(session, verb)
+        if done.exit_code != Exit.FINE:
+            raise SparkyardError(f"{verb}: {json.dumps(done.data.get('failures'), indent=1)}")
+
+    @property
+    def weights(self) -> list[Path]:
+        """Files of the full checkpoint with weights that a boot loads."""
+        return sorted(self.place.checkpoint.glob(WEIGHTS))
+
+    def stores(self) -> list[Path]:
+        """Each rank's slice store."""
+        found = []
+        for name in NODES:
+            (manifest,) = self.place.node(name).glob("slices/*/manifest.json")
+            found.append(manifest.parent)
+        return found
+
+    def files(self) -> dict[str, list[Path]]:
+        """What is evicted and looked at."""
+        slices = [
+            path
+            for name in NODES
+            for path in self.place.node(name).glob("slices/*/*")
+            if path.suffix == ".bin"
+        ]
+        return {"checkpoint": self.weights, "slices": sorted(slices)}
+
+    def folders(self) -> list[Path]:
+        """Each rank's newest folder."""
+        newest = []
+        for name in NODES:
+            found = list((self.place.node(name) / "ranks").iterdir())
+            newest.append(max(found, key=lambda path: int(path.name.rsplit(".g", 1)[1].split(".")[0])))
+        return newest
+
+    async def boot(self, profile: Profile) -> dict[str, Any]:
+        """Evict, serve, look, stop."""
+        left = {name: evict(paths) for name, paths in self.files().items()}
+        await self.verb(profile, "serve")
+        ranks = [rank_read(folder) for folder in self.folders()]
+        after = {name: sum(resident_bytes(path) for path in paths) for name, paths in self.files().items()}
+        await self.verb(profile, "stop")
+        return {"ranks": ranks, "resident_before_bytes": left, "resident_after_bytes": after}
+
+
+def rank_read(folder: Path) -> dict[str, Any]:
+    """What one rank's processes read from the drive until now, and where its weights came from."""
+    status = json.loads((folder / "status.json").read_text("utf-8"))
+    proof = json.loads((folder / "proof.json").read_text("utf-8"))
+    rows = json.loads((folder / "engram.json").read_text("utf-8"))["bytes_read"]
+    guard = psutil.Process(status["guard_pid"])
+    read = sum(each.io_counters().read_bytes for each in (guard, *guard.children(recursive=True)))
+    weights = proof["weights"]
     return {
-        "seconds": round(time.monotonic() - start_s, 1),
-        "from": [each["proof"]["weights"]["from"] for each in found],
-        "slice_bytes_read": [each["proof"]["weights"]["slice_bytes"] for each in found],
-        "resident_before_bytes": left,
-        "resident_after_bytes": {
-            name: sum(resident_bytes(path) for path in paths) for name, paths in files.items()
+        "from": weights["from"],
+        "note": weights["note"],
+        "slice_bytes": weights["slice_bytes"],
+        "read_bytes": read,
+        "engram_bytes": rows,
+        "weights_read_bytes": read - rows,
+    }
+
+
+def spoil(store: Path, key: str, value: Any) -> None:
+    """Make the store one of another revision or rank, under the name that is looked for."""
+    manifest = json.loads((store / "manifest.json").read_text("utf-8"))
+    manifest["identity"][key] = value
+    (store / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+
+
+async def measure(place: Place) -> dict[str, Any]:
+    """The whole comparison; the lab is taken down at the end."""
+    profile = load_profile("lab")
+    bench = Bench(place, profile)
+    try:
+        await cycle.set_up(place, profile, say, None)
+        for verb in ("build", "share", "pack"):
+            await bench.verb(profile, verb)
+        first = await bench.boot(without_slices(profile))
+        second = await bench.boot(profile)
+        owned = [sum(path.stat().st_size for path in store.glob("*.bin")) for store in bench.stores()]
+        spoil(bench.stores()[1], "revision", "seed-6")
+        spoil(bench.stores()[2], "rank", 0)
+        third = await bench.boot(profile)
+    finally:
+        nodes.down(place)
+    ratios = [
+        round(rank["weights_read_bytes"] / size, 3) for rank, size in zip(second["ranks"], owned, strict=True)
+    ]
+    notes = [rank["note"] for rank in third["ranks"]]
+    return {
+        "schema": "sparkyard/boot-bytes/v2",
+        "checkpoint_weights_bytes": sum(path.stat().st_size for path in bench.weights),
+        "owned_bytes": owned,
+        "from_checkpoint": first,
+        "from_slices": second,
+        "read_of_owned": ratios,
+        "refused": {
+            "stale": notes[1],
+            "foreign": notes[2],
+            "from": [rank["from"] for rank in third["ranks"]],
+        },
+        "holds": {
+            "no_page_of_the_checkpoint": second["resident_after_bytes"]["checkpoint"] == 0,
+            "reads_what_is_owned": max(ratios) <= MOST_READ,
+            "stale_named": "revision: wanted 'seed-7', found 'seed-6'" in notes[1],
+            "foreign_named": "rank: wanted 2, found 0" in notes[2],
         },
     }
 
 
-def refusals(stores: list[Path], identities: list[Identity]) -> dict[str, str]:
-    """What is said of a store of another revision and of another rank."""
-    said = {}
-    for kind, store, wanted in (
-        ("foreign", stores[1], identities[0]),
-        ("stale", stores[0], Identity("r2", identities[0].index_sha256, TP, 0, PADDED)),
-    ):
-        try:
-            load_manifest(store, wanted)
-        except SliceError as error:
-            said[kind] = str(error)
-    return said
-
-
-def measure(work: Path, hidden: int) -> dict[str, Any]:
-    """The whole comparison in a folder of its own."""
-    dims = Dims(hidden=hidden, expert_inner=hidden // 2 // 96 * 96 or 96, q_lora=hidden // 2, vocabulary=4096)
-    torch.manual_seed(11)
-    model, package = work / "model", work / "package"
-    made = tensors(dims, fp8=False)
-    write(model, dims, made, config(dims))
-    zipfile.ZipFile(io.BytesIO(build_package().content)).extractall(package)
-    digest = hashlib.sha256((model / pack.INDEX).read_bytes()).hexdigest()
-    identities = [Identity("r1", digest, TP, rank, PADDED) for rank in range(TP)]
-    stores = [work / f"slices{rank}" for rank in range(TP)]
-    owned = [
-        pack.pack(pack.Job(model, identity, store, None))
-        for identity, store in zip(identities, stores, strict=True)
-    ]
-    files = {
-        "checkpoint": sorted(model.glob("*.safetensors")),
-        "slices": sorted(path for store in stores for path in store.glob("*.bin")),
-    }
-    first = boot(package, work / "first", model, [{"padding": PADDED}] * TP, files)
-    plugins = [{"padding": PADDED, "slices": {"store": str(store), "revision": "r1"}} for store in stores]
-    second = boot(package, work / "second", model, plugins, files)
-    main = sum(tensor.nbytes for name, tensor in made.items() if not name.startswith("mtp."))
-    return {
-        "schema": "sparkyard/boot-bytes/v1",
-        "checkpoint_bytes": sum(path.stat().st_size for path in files["checkpoint"]),
-        "main_model_bytes": main,
-        "slice_store_bytes": owned,
-        "from_checkpoint": first,
-        "from_slices": second,
-        "read_of_owned": [
-            round(read / size, 3) for read, size in zip(second["slice_bytes_read"], owned, strict=True)
-        ],
-        "refused": refusals(stores, identities),
-    }
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> int:
+    """Exit 0: everything that shall hold holds; 1: something does not."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--hidden", type=int, default=512)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="boot-bytes-", dir=os.environ.get("TMPDIR")) as folder:
-        result = measure(Path(folder), asked.hidden)
+    folder = Path(tempfile.mkdtemp(prefix="boot-bytes-"))
+    try:
+        result = asyncio.run(measure(Place(folder / "lab")))
+    except SparkyardError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     if asked.json:
-        json.dump(result, sys.stdout, indent=1)
-        sys.stdout.write("\n")
+        sys.stdout.write(json.dumps(result, indent=1) + "\n")
     else:
         for key, value in result.items():
             sys.stdout.write(f"{key}: {value}\n")
+    return 0 if all(result["holds"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

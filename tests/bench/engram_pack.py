@@ -4,12 +4,15 @@
 
 Every round runs, one after the other: a copy of the tables with direct I/O (as many threads and as large blocks as pack
 uses), pack itself (as its program, its start included), and the published design (spans of 2^18 rows, buffered reads,
-one thread, interleave, buffered write, fsync). Needs three times the size in DIR.
+one thread, interleave, buffered write, fsync). Needs twice the size in DIR. Which of copy and pack goes first changes
+from round to round, and what a run left (journal, freed blocks) is written out before the next one begins. Rounds that
+are done are kept in DIR: the same command goes on after an interruption.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import shutil
@@ -38,6 +41,9 @@ from tests.bench.engram_figures import (
 
 BLOCK_BYTES = 8 << 20
 PUBLISHED_SPAN_ROWS = 1 << 18
+MEASURED = ("copied", "packed", "published", "cpu", "rss", "cached")
+SETTLE_S = 2.0
+"""ext4 hands freed blocks back behind the commit; the drive is busy with that for a moment."""
 
 
 def copy_direct(checkpoint: Checkpoint, output: Path) -> float:
@@ -106,8 +112,10 @@ def pack_as_published(checkpoint: Checkpoint, output: Path) -> float:
     return time.perf_counter() - started
 
 
-def forget(paths: list[Path]) -> None:
-    """Drops these files from the page cache, so that no round is served from it."""
+def settle(paths: list[Path]) -> None:
+    """Writes out what earlier runs left, and drops these files from the page cache."""
+    os.sync()
+    time.sleep(SETTLE_S)
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -122,9 +130,6 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--size-gb", type=float, default=8.2)
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
-    parser.add_argument(
-        "--published-rounds", type=int, default=MIN_ROUNDS, help="the slow one, in so many rounds"
-    )
     parser.add_argument("--keep", action="store_true", help="leave the checkpoint in place")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -134,27 +139,41 @@ def main() -> None:
     checkpoint = open_checkpoint(args.dir / "checkpoint")
     size = sum(table.rows for table in checkpoint.tables) * 264
     shards = [checkpoint.directory / table.weight.file for table in checkpoint.tables]
-    copied, packed, cpu, published, rss, cached = [], [], [], [], [], []
-    work = args.dir / "work"
-    for number in range(args.rounds):
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        forget(shards)
-        copied.append(size / copy_direct(checkpoint, work / "copy") / 1e9)
-        shutil.rmtree(work / "copy")
+    work, record = args.dir / "work", args.dir / "rounds.json"
+    rounds: dict[str, list[float]] = {name: [] for name in MEASURED}
+    if record.exists():
+        rounds = json.loads(record.read_text("utf-8"))
+
+    def run_copy() -> None:
+        rounds["copied"].append(size / copy_direct(checkpoint, work / "copy") / 1e9)
+
+    def run_pack() -> None:
         took, used, peak = pack(checkpoint, work / "store")
-        packed.append(size / took / 1e9)
-        cpu.append(used)
-        rss.append(peak)
-        cached.append(resident_bytes([*shards, *(work / "store").glob("layer-*")]) / 1e6)
-        shutil.rmtree(work / "store")
-        if number < args.published_rounds:
-            published.append(size / pack_as_published(checkpoint, work / "published") / 1e9)
-            shutil.rmtree(work / "published")
-        sys.stderr.write(f"round {number + 1}: copy {copied[-1]:.3f}, pack {packed[-1]:.3f} GB/s\n")
+        rounds["packed"].append(size / took / 1e9)
+        rounds["cpu"].append(used / (size / 1e9))
+        rounds["rss"].append(peak)
+        rounds["cached"].append(resident_bytes([*shards, *(work / "store").glob("layer-*")]) / 1e6)
+
+    def run_published() -> None:
+        rounds["published"].append(size / pack_as_published(checkpoint, work / "published") / 1e9)
+
+    for number in range(len(rounds["published"]), args.rounds):
+        both = [run_copy, run_pack] if number % 2 == 0 else [run_pack, run_copy]
+        for run in [*both, run_published]:
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            settle(shards)
+            run()
+        record.write_text(json.dumps(rounds), "utf-8")
+        done = {name: values[-1] for name, values in rounds.items()}
+        sys.stderr.write(
+            f"round {number + 1}: copy {done['copied']:.3f}, pack {done['packed']:.3f}, "
+            f"published {done['published']:.3f} GB/s\n"
+        )
     shutil.rmtree(work)
     if not args.keep:
         shutil.rmtree(args.dir / "checkpoint")
+        record.unlink(missing_ok=True)
     report(
         {
             "schema": "sparkyard/bench-engram-pack/v1",
@@ -162,15 +181,17 @@ def main() -> None:
             "file_system": file_system(args.dir),
             "rounds": args.rounds,
             "table_bytes": size,
-            "ratio_to_disk": ratio(packed, copied),
-            "ratio_to_published": ratio(packed[: len(published)], published),
-            "published_ratio_to_disk": ratio(published, copied[: len(published)]),
-            "copy_speed": figures(copied, "GB/s"),
-            "pack_speed": figures(packed, "GB/s"),
-            "published_speed": figures(published, "GB/s"),
-            "cpu_per_gb": figures([used / (size / 1e9) for used in cpu], "CPU s/GB"),
-            "rss_bytes": figures(rss, "bytes"),
-            "page_cache_left": figures(cached, "MB of source and store in the page cache after pack"),
+            "ratio_to_disk": ratio(rounds["packed"], rounds["copied"]),
+            "ratio_to_published": ratio(rounds["packed"], rounds["published"]),
+            "published_ratio_to_disk": ratio(rounds["published"], rounds["copied"]),
+            "copy_speed": figures(rounds["copied"], "GB/s"),
+            "pack_speed": figures(rounds["packed"], "GB/s"),
+            "published_speed": figures(rounds["published"], "GB/s"),
+            "cpu_per_gb": figures(rounds["cpu"], "CPU s/GB"),
+            "rss_bytes": figures(rounds["rss"], "bytes"),
+            "page_cache_left": figures(
+                rounds["cached"], "MB of source and store in the page cache after pack"
+            ),
         },
         args.json,
     )

@@ -243,14 +243,16 @@ def test_a_damaged_shard_is_refused_by_name(tmp_path: Path, damage: str) -> None
         read_header(path)
 
 
+def room(free_gb: int, *, head: bool, **more: Any) -> disk.Room:
+    volume = disk.Volume("/srv", free_gb * GB, 1)
+    return disk.Room("head" if head else "worker", volume, head, head, **more)
+
+
 @pytest.mark.parametrize(
     ("capacity_gb", "verdict"), [(1000, "fits"), (4000, "fits"), (700, "does not fit"), (500, "does not fit")]
 )
 def test_disks_of_one_and_four_terabytes(capacity_gb: int, verdict: str) -> None:
-    rooms = [
-        disk.Room("head", (capacity_gb - 80) * GB, has_checkpoint=True, builds_image=True),
-        disk.Room("worker", (capacity_gb - 80) * GB, has_checkpoint=False),
-    ]
+    rooms = [room(capacity_gb - 80, head=True), room(capacity_gb - 80, head=False)]
     head, worker = disk.disk_ledger(profile(3, padding=PADDED), rooms, CONTENTS, RULES)
     assert head.verdict == verdict
     assert worker.verdict == "fits"
@@ -260,7 +262,23 @@ def test_disks_of_one_and_four_terabytes(capacity_gb: int, verdict: str) -> None
 def test_the_peak_of_a_disk_is_not_the_sum_and_held_files_need_no_room() -> None:
     steps = (disk.Stored("a", 10, 50), disk.Stored("b", 30, 0), disk.Stored("c", 5, 1))
     assert disk.NodeDisk("n", 100, steps).peak_bytes == 60
-    room = disk.Room("n", 10**12, has_checkpoint=True, held_bytes=(("checkpoint", TOTAL_BYTES),))
-    (there,) = disk.disk_ledger(profile(3, padding=PADDED), [room], CONTENTS, RULES)
-    assert there.files[0].bytes == 0
+    held = (("checkpoint", TOTAL_BYTES), ("engine image", disk.IMAGE_BYTES), ("build cache", 99 * GB))
+    (there,) = disk.disk_ledger(
+        profile(3, padding=PADDED), [room(1000, head=True, held_bytes=held)], CONTENTS, RULES
+    )
+    sizes = {file.name: file.bytes + file.temporary_bytes for file in there.files}
+    assert sizes["checkpoint"] == sizes["engine image"] == sizes["build cache"] == 0
     assert disk.as_json([there])["verdict"] == "fits"
+
+
+def test_files_on_other_filesystems_need_no_room_below_the_root() -> None:
+    elsewhere = {
+        "checkpoint": disk.Volume("/models", 400 * GB, 2),
+        "engine image": disk.Volume("/var/lib/docker", 900 * GB, 1),
+    }
+    asked = profile(3, padding=PADDED)
+    root, models = disk.disk_ledger(asked, [room(400, head=True, elsewhere=elsewhere)], CONTENTS, RULES)
+    assert [file.name for file in models.files] == ["checkpoint"]
+    assert (root.path, root.verdict) == ("/srv", "fits")  # docker's folder has the root's device number
+    assert "engine image" in {file.name for file in root.files}
+    assert (models.path, models.verdict) == ("/models", "does not fit")
