@@ -77,8 +77,8 @@ def ledgers(
     shown = {"ledger": judge.document(profile, memory, contents), "disk": disk.as_json(disks)}
     lines = judge.text(memory)
     lines += [
-        f"disk of {each.node}, {each.path}: {each.verdict}, peak {each.peak_bytes / 1e9:.0f} GB of "
-        f"{each.free_bytes / 1e9:.0f} free"
+        f"disk of {each.node}, {each.path}: {each.verdict}, peak {each.peak_bytes / 1e9:.0f} GB"
+        + ("" if each.free_bytes is None else f" of {each.free_bytes / 1e9:.0f} free")
         for each in disks
     ]
     lines += [f"absent: {setting.absent}: {setting.cost}" for setting in absent(profile)]

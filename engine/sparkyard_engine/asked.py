@@ -67,6 +67,11 @@ class Asked:
     settings: Mapping[str, Any]
 
     @property
+    def prefetches(self) -> bool:
+        """Rows from disk are read as soon as their ids are known."""
+        return self.disk is not None and bool(self.settings.get("engram_prefetch"))
+
+    @property
     def mode(self) -> str:
         """As in the rank spec and the proof."""
         return "memory" if self.disk is None else "disk"

@@ -2,10 +2,10 @@
 
     python3 -m sparkyard_engine.prewarm [--plan]
 
-A first boot that compiles seven CUTLASS files with a job a core has wedged nodes: here it happens once, on the node that
-builds, with MAX_JOBS as the Dockerfile sets it, for FLASHINFER_CUDA_ARCH_LIST. The libraries are put where FlashInfer
-looks first (its folder of ready-made modules), so a rank needs no compiler for them. `--plan` only names them. What needs
-a GPU to be made (Triton's and TileLang's kernels, tuning) stays in the node's own cache.
+A first boot that compiles seven CUTLASS files with a job a core has wedged nodes: here it happens once, on the node
+that builds, with MAX_JOBS as the Dockerfile sets it, for FLASHINFER_CUDA_ARCH_LIST. The libraries are put where
+FlashInfer looks first (its folder of ready-made modules), so a rank needs no compiler for them. `--plan` only names
+them. What needs a GPU to be made (Triton's and TileLang's kernels, tuning) stays in the node's own cache.
 
 Exit codes: 0 done; 1 one of them does not compile, or has no such function in this FlashInfer; 3 no FlashInfer here.
 """
@@ -33,7 +33,9 @@ class Kernel:
 
 KERNELS = (
     Kernel("flashinfer.jit.mla", "gen_sparse_mla_sm120_module", "sparse attention of every step"),
-    Kernel("flashinfer.jit.fused_moe", "gen_cutlass_fused_moe_sm120_module", "routed experts (flashinfer_mxfp4)"),
+    Kernel(
+        "flashinfer.jit.fused_moe", "gen_cutlass_fused_moe_sm120_module", "routed experts (flashinfer_mxfp4)"
+    ),
     Kernel("flashinfer.jit.gemm", "gen_gemm_sm120_module_cutlass_mxfp8", "dense layers (flashinfer_cutlass)"),
     Kernel("flashinfer.jit.gemm", "gen_gemm_sm120_module", "dense layers with plain block scales"),
     Kernel("flashinfer.jit.fp8_quantization", "gen_mxfp8_quantization_sm100_module", "activations to MXFP8"),
@@ -60,7 +62,9 @@ def specs() -> list[Any]:
 
 def main(arguments: list[str]) -> int:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plan", action="store_true", help="name the modules, compile nothing")
     asked = parser.parse_args(arguments)
     if not os.environ.get("FLASHINFER_CUDA_ARCH_LIST") or not os.environ.get("MAX_JOBS"):
@@ -90,7 +94,9 @@ def main(arguments: list[str]) -> int:
         ready.mkdir(parents=True, exist_ok=True)
         shutil.copy2(spec.jit_library_path, ready / f"{spec.name}.so")
     if not asked.plan:
-        shutil.rmtree(places.FLASHINFER_JIT_DIR, ignore_errors=True)  # objects and sources: gigabytes of image
+        shutil.rmtree(
+            places.FLASHINFER_JIT_DIR, ignore_errors=True
+        )  # objects and sources: gigabytes of image
     return 0
 
 

@@ -1,7 +1,7 @@
 """`images.lock`: the digest of each base image, recorded when it is first pulled. A later pull must give the same.
 
-A tag such as `cuda:13.0.2-cudnn-devel-ubuntu24.04` is moved by its publisher when it likes. The lock lies on the node that
-builds, in sparkyard's folder; a base that the profile names by digest needs no entry.
+A tag such as `cuda:13.0.2-cudnn-devel-ubuntu24.04` is moved by its publisher when it likes. The lock lies on the node
+that builds, in sparkyard's folder; a base that the profile names by digest needs no entry.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def hold(root: Path, reference: str, image: Image) -> str:
     if pinned(reference):
         wanted = reference.split("@", 1)[1]
         if found not in (wanted, image.id):
-            raise Refused(f"base image {reference}: the engine has {found} under this name; remove it and run again")
+            raise Refused(
+                f"base image {reference}: the engine has {found} under this name; remove it and run again"
+            )
         return wanted
     known = read(root)
     if reference not in known:
@@ -71,8 +73,8 @@ def hold(root: Path, reference: str, image: Image) -> str:
     if known[reference]["digest"] != found:
         raise Refused(
             f"base image {reference} has drifted: now {found}, {root / FILE} has {known[reference]['digest']}. "
-            f"Name the base by digest in the profile (engine.image: {repository(reference)}@{found} or the old one), or "
-            "remove the entry to accept the new one"
+            f"Name one of them in the profile (engine.image: {repository(reference)}@{found}), or remove the entry "
+            "to accept the new one"
         )
     return found
 

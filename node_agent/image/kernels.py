@@ -1,8 +1,9 @@
 """What is compiled and tuned at run time: its key, the node's own folder for it, and what lies there.
 
-FlashInfer's kernels are compiled in the image (`sparkyard_engine.prewarm`). What needs the GPU to be made (Triton, TileLang,
-SGLang's own kernels, FlashInfer's tuning) is kept on each node between boots, in `ROOT/cache/KEY`; the key is a label of the
-image, so another image never meets foreign leftovers. Each node has its own: on a share the writers corrupt each other.
+FlashInfer's kernels are compiled in the image (`sparkyard_engine.prewarm`). What needs the GPU to be made (Triton,
+TileLang, SGLang's own kernels, FlashInfer's tuning) is kept on each node between boots, in `ROOT/cache/KEY`; the key is
+a label of the image, so another image never meets foreign leftovers. Each node has its own: on a share the writers
+corrupt each other.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ LOG_BYTES = GIB
 SPARE_BYTES = 20 * GB
 """Kept free: a full NVMe stalls writes, and the node's own system lives on it."""
 TABLES_PART = "Engram tables"
+DiskVerdict = Literal["fits", "unknown", "does not fit"]
 CHECKPOINT, IMAGE, CACHE = "checkpoint", "engine image", "build cache"
 TABLES, SLICES, LOGS = "packed Engram tables", "weight slices", "logs"
 
@@ -30,7 +31,8 @@ class Volume:
     """A filesystem of a node, by a path on it. Equal `device` numbers: the same filesystem."""
 
     path: str
-    free_bytes: int
+    free_bytes: int | None
+    """None: the node was not looked at."""
     device: int = 0
 
 
@@ -39,8 +41,8 @@ class Room:
     """A node's disks. `held_bytes` of the files below are already there (by name), so they need no more room."""
 
     node: str
-    root: Volume | None
-    """Of sparkyard's own folder; None when it was not looked up."""
+    root: Volume
+    """Of sparkyard's own folder."""
     has_checkpoint: bool
     """The full checkpoint lies, or will lie, on this node."""
     builds_image: bool = False
@@ -63,7 +65,7 @@ class NodeDisk:
     """One filesystem of a node, its files in the order in which `up` makes them."""
 
     node: str
-    free_bytes: int
+    free_bytes: int | None
     files: tuple[Stored, ...]
     path: str = ""
 
@@ -77,13 +79,15 @@ class NodeDisk:
         return peak
 
     @property
-    def margin_bytes(self) -> int:
-        """Free after the peak and the spare."""
-        return self.free_bytes - self.peak_bytes - SPARE_BYTES
+    def margin_bytes(self) -> int | None:
+        """Free after the peak and the spare; None when the node was not looked at."""
+        return None if self.free_bytes is None else self.free_bytes - self.peak_bytes - SPARE_BYTES
 
     @property
-    def verdict(self) -> Literal["fits", "does not fit"]:
+    def verdict(self) -> DiskVerdict:
         """Whether the peak fits; what is there already and needs no more room always does."""
+        if self.margin_bytes is None:
+            return "unknown"
         return "fits" if self.margin_bytes >= 0 or self.peak_bytes <= LOG_BYTES else "does not fit"
 
 
@@ -128,12 +132,13 @@ def _first(profile: Profile, room: Room, checkpoint: int, tp: int) -> list[Store
 
 def _node(room: Room, files: Sequence[Stored]) -> list[NodeDisk]:
     """The files by the filesystem that they lie on."""
-    there, disks = dict(room.held_bytes), {}
+    there = dict(room.held_bytes)
+    disks: dict[int, tuple[Volume, list[Stored]]] = {}
     for file in files:
         volume = room.elsewhere.get(file.name) or room.root
-        if volume is None or not file.bytes:
+        if not file.bytes:
             continue
-        if room.root is not None and volume.device == room.root.device:
+        if volume.device == room.root.device:
             volume = room.root
         lacking = max(0, file.bytes - there.get(file.name, 0))
         temporary = file.temporary_bytes if lacking else 0
@@ -146,8 +151,10 @@ def _node(room: Room, files: Sequence[Stored]) -> list[NodeDisk]:
 
 def as_json(nodes: Sequence[NodeDisk]) -> dict[str, Any]:
     """The disk ledger as `plan --json` shows it."""
+    verdicts = {node.verdict for node in nodes}
+    worst = next((found for found in ("does not fit", "unknown") if found in verdicts), "fits")
     return {
-        "verdict": "fits" if all(node.verdict == "fits" for node in nodes) else "does not fit",
+        "verdict": worst,
         "nodes": [
             {
                 "node": node.node,

@@ -85,29 +85,31 @@ def _place(name: str, facts: NodeFacts | None) -> Place:
 def rooms(
     profile: Profile, cluster: Cluster, nodes: tuple[Node, ...], facts: ClusterFacts
 ) -> list[disk.Room]:
-    """The disks of the nodes that were looked at."""
-    return [_room(profile, cluster, node, facts[node.name]) for node in nodes if node.name in facts]
+    """The disks of the nodes; without a look only what they will have to hold is known."""
+    return [_room(profile, cluster, node, facts.get(node.name)) for node in nodes]
 
 
-def _room(profile: Profile, cluster: Cluster, node: Node, here: NodeFacts) -> disk.Room:
+def _room(profile: Profile, cluster: Cluster, node: Node, here: NodeFacts | None) -> disk.Room:
     checkpoint = cluster.checkpoint
     has = checkpoint is not None and checkpoint.node == node.name
+    builds = profile.engine.runtime == "docker" and cluster.head == node.name
+    unseen = disk.Volume(node.root, None)
+    if here is None:
+        return disk.Room(node.name, unseen, has, builds)
     held: list[tuple[str, int]] = []
     if has and here.checkpoint is not None:
         held.append((disk.CHECKPOINT, here.checkpoint.total_bytes))
     for kind, file in (("tables", disk.TABLES), ("slices", disk.SLICES)):
         if there := sum(store.bytes for store in here.stores if store.kind == kind):
             held.append((file, there))
-    root = _holding(here, node.root)
     at = {}
     if has and checkpoint is not None:
-        at[disk.CHECKPOINT] = _holding(here, checkpoint.path) or root
+        at[disk.CHECKPOINT] = _holding(here, checkpoint.path)
     if here.docker is not None and here.docker.root:
-        at[disk.IMAGE] = at[disk.CACHE] = _holding(here, here.docker.root) or root
-    builds = profile.engine.runtime == "docker" and cluster.head == node.name
-    return disk.Room(
-        node.name, root, has, builds, tuple(held), {name: found for name, found in at.items() if found}
-    )
+        at[disk.IMAGE] = at[disk.CACHE] = _holding(here, here.docker.root)
+        held += [(disk.IMAGE, image.size_bytes) for image in here.docker.images[:1]]
+    elsewhere = {name: found for name, found in at.items() if found is not None}
+    return disk.Room(node.name, _holding(here, node.root) or unseen, has, builds, tuple(held), elsewhere)
 
 
 def _holding(here: NodeFacts, path: str) -> disk.Volume | None:
@@ -139,6 +141,8 @@ def refused(goal: Goal, facts: ClusterFacts, budget: Budget, *, disks: bool) -> 
 def _geometry(goal: Goal, facts: ClusterFacts) -> list[Failure]:
     owner = facts.get(goal.owner.name)
     seen = owner.checkpoint if owner else None
+    if seen is None:
+        return []
     return [
         Failure(
             goal.owner.name,
@@ -146,7 +150,7 @@ def _geometry(goal: Goal, facts: ClusterFacts) -> list[Failure]:
             f"{seen.path}/config.json: {why}",
             "its padding, tables and ledger are made for that geometry; serve a release that has it",
         )
-        for why in (differences(seen.config) if seen is not None else ())
+        for why in differences(seen.config)
     ]
 
 
@@ -182,8 +186,8 @@ def _disks(found: tuple[disk.NodeDisk, ...]) -> list[Failure]:
             "refused",
             f"{each.path}: {each.free_bytes:,} bytes free, {each.peak_bytes:,} needed at the peak and "
             f"{disk.SPARE_BYTES:,} kept free",
-            f"make {-each.margin_bytes:,} bytes of room (sparkyard prune shows what is superseded), or set another "
-            "root for this node",
+            f"make {-(each.margin_bytes or 0):,} bytes of room (sparkyard prune shows what is superseded), or set "
+            "another root for this node",
             tuple(
                 f"{file.name}: {file.bytes:,}"
                 + (f" and {file.temporary_bytes:,} while it is made" if file.temporary_bytes else "")
@@ -191,5 +195,5 @@ def _disks(found: tuple[disk.NodeDisk, ...]) -> list[Failure]:
             ),
         )
         for each in found
-        if each.verdict != "fits"
+        if each.verdict == "does not fit"
     ]

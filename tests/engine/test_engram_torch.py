@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkyard_engine.engram import pack
-from sparkyard_engine.engram.errors import ConfigError
+from sparkyard_engine.engram.errors import ConfigError, StoreError
 from sparkyard_engine.engram.hashing import Hasher, Layout, compress_tokenizer
 from sparkyard_engine.engram.ownership import Ownership
 from sparkyard_engine.engram.reader import Reader
@@ -283,3 +284,50 @@ def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", KERNEL], check=True, env=environment, cwd=Path(__file__).parent)
+
+
+@pytest.mark.parametrize("combine", list(Combine))
+def test_rows_read_aside_are_the_same_rows(tables, combine: Combine) -> None:
+    """Prefetched, prefetched for another batch, prefetched twice, empty, and not at all: equal to the bit."""
+    base, _ = tables
+    random = np.random.default_rng(3)
+    for rank in range(3):
+        with Reader(base / f"tp3-{rank}", 1) as reader:
+
+            def gather(mine: torch.Tensor) -> torch.Tensor:
+                return torch.stack([mine, mine, mine])
+
+            ways = {"reduce": lambda mine: mine} if combine is Combine.SUM else {"gather": gather}
+            plain, aside = (DiskEmbedding(reader, 24, combine=combine, **ways) for _ in range(2))
+            columns = LAYOUT.bounds(1)
+            for turn in range(12):
+                size = int(random.integers(0, 40))
+                ids = torch.from_numpy(random.integers(columns[:-1], columns[1:], (size, 24)))
+                both = torch.stack([ids, ids.flip(0)], 1)  # [T, layers, columns], as the hasher gives them
+                wanted = plain.rows(both[:, 0])
+                match turn % 4:
+                    case 0:
+                        aside.prefetch(both[:, 0])
+                    case 1:
+                        aside.prefetch(both[:, 1])
+                    case 2:
+                        aside.prefetch(both[:, 1])
+                        aside.prefetch(both[:, 0])
+                assert torch.equal(aside.rows(both[:, 0]).view(torch.int16), wanted.view(torch.int16))
+
+
+def test_a_row_that_cannot_be_proven_raises_at_the_join(tables, tmp_path: Path) -> None:
+    base, _ = tables
+    store = tmp_path / "store"
+    shutil.copytree(base / "tp1-0", store)
+    with Reader(store, 1) as reader:
+        embedding = DiskEmbedding(reader, 24)
+        with (store / "layer-1.rows").open("r+b") as file:
+            file.seek(4096 + 7)
+            file.write(b"x")
+        ids = torch.zeros((1, 24), dtype=torch.int64)
+        embedding.prefetch(ids)
+        with pytest.raises(StoreError):
+            embedding.rows(ids)
+        with pytest.raises(StoreError):
+            embedding.rows(ids)

@@ -277,8 +277,16 @@ def test_files_on_other_filesystems_need_no_room_below_the_root() -> None:
         "engine image": disk.Volume("/var/lib/docker", 900 * GB, 1),
     }
     asked = profile(3, padding=PADDED)
-    root, models = disk.disk_ledger(asked, [room(400, head=True, elsewhere=elsewhere)], CONTENTS, RULES)
+    models, root = disk.disk_ledger(asked, [room(400, head=True, elsewhere=elsewhere)], CONTENTS, RULES)
     assert [file.name for file in models.files] == ["checkpoint"]
     assert (root.path, root.verdict) == ("/srv", "fits")  # docker's folder has the root's device number
     assert "engine image" in {file.name for file in root.files}
     assert (models.path, models.verdict) == ("/models", "does not fit")
+
+
+def test_without_a_look_only_the_need_is_known() -> None:
+    rooms = [disk.Room("head", disk.Volume("/srv", None), True)]
+    (head,) = disk.disk_ledger(profile(3, padding=PADDED), rooms, CONTENTS, RULES)
+    assert head.peak_bytes > 600 * GB
+    shown = disk.as_json([head])
+    assert (shown["verdict"], shown["nodes"][0]["margin_bytes"]) == ("unknown", None)

@@ -9,6 +9,7 @@ number).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from enum import StrEnum
 
 import numpy as np
@@ -30,6 +31,7 @@ class Combine(StrEnum):
 
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]  # bf16[…] → its sum over the ranks
+Distinct = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # weights, scales, and which of them each id has
 GatherRanks = Callable[
     [torch.Tensor], torch.Tensor
 ]  # bf16[T, c, 256] → bf16[tp, T, c, 256], in order of ranks
@@ -56,7 +58,8 @@ class DiskEmbedding:
         self.reader, self.staging, self.combine = reader, staging, combine
         self.columns, self.tp = columns, identity.tp
         self._reduce, self._gather = reduce, gather
-        self._pending: tuple[torch.Tensor, Ticket] | None = None
+        self._pending: tuple[torch.Tensor, Ticket | Future[Distinct]] | None = None
+        self._aside: ThreadPoolExecutor | None = None
         own = columns_of(identity.ownership, columns, identity.tp, identity.rank)
         self._own: Sequence[int] | None = own
         if combine is Combine.COLUMNS:
@@ -95,48 +98,65 @@ class DiskEmbedding:
         return out.view(-1)
 
     def prefetch(self, indices: torch.Tensor) -> None:
-        """Starts a lookup on a side stream; `rows` of the same tensor joins it. CUDA only, elsewhere nothing.
+        """Starts a lookup aside, on a stream of its own (on a CPU in a thread); `rows` of the same tensor joins it.
 
         The ids must not be changed in between, and every prefetch must be joined before a capture ends.
         """
-        if self.staging is not None and indices.numel():
-            self._pending = (indices, self.staging.start(self._own_ids(indices), aside=True))
-
-    def _pending_ticket(self, indices: torch.Tensor) -> Ticket | None:
-        """The prefetch of exactly these ids. The pending tensor is kept alive, so no other can have its address."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return None
-        ids, ticket = pending
-        same = (ids.data_ptr(), ids.shape, ids.stride()) == (
-            indices.data_ptr(),
-            indices.shape,
-            indices.stride(),
-        )
-        if same:
-            return ticket
+        self._drop()
+        if not indices.numel():
+            return
+        ids = self._own_ids(indices)
         if self.staging is not None:
-            self.staging.join(ticket)  # its buffers are about to be used again
-        return None
+            self._pending = (indices, self.staging.start(ids, aside=True))
+            return
+        if self._aside is None:
+            self._aside = ThreadPoolExecutor(1, thread_name_prefix="engram-prefetch")
+        self._pending = (indices, self._aside.submit(self._read_on_cpu, ids))
+
+    def _drop(self) -> None:
+        """Waits for a prefetch that nobody asked for: its buffers are about to be used again."""
+        pending, self._pending = self._pending, None
+        match pending:
+            case (_, Ticket() as ticket) if self.staging is not None:
+                self.staging.join(ticket)
+            case (_, Future() as future):
+                future.exception()  # if it concerns rows that are wanted, their own lookup meets it again
+
+    def _distinct(self, indices: torch.Tensor) -> Distinct:
+        """The rows of these ids: prefetched, if these very ones were, else read now.
+
+        The pending tensor is kept alive, so no other can have its address.
+        """
+        match self._pending:
+            case (ids, started) if (ids.data_ptr(), ids.shape, ids.stride()) == (
+                indices.data_ptr(),
+                indices.shape,
+                indices.stride(),
+            ):
+                self._pending = None
+                if isinstance(started, Future):
+                    return started.result()
+                assert self.staging is not None  # noqa: S101 - only it gives tickets
+                return self.staging.join(started)
+        self._drop()
+        ids = self._own_ids(indices)
+        return self._read_on_cpu(ids) if self.staging is None else self.staging.join(self.staging.start(ids))
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """int64[T, columns] → bf16[T, columns, 256]; collective when tp > 1."""
         if indices.numel() == 0:
-            self._pending_ticket(indices)
+            self._drop()
             return torch.empty((*indices.shape, WEIGHT_BYTES), dtype=torch.bfloat16, device=indices.device)
-        ids = self._own_ids(indices)
-        shape = ids.shape if self.combine is Combine.COLUMNS else indices.shape
-        if self.staging is None:
-            weight, scale, index = self._read_on_cpu(ids)
-        else:
-            weight, scale, index = self.staging.join(self._pending_ticket(indices) or self.staging.start(ids))
+        own = indices[..., self._own_columns()].shape
+        shape = own if self.combine is Combine.COLUMNS else indices.shape
+        weight, scale, index = self._distinct(indices)
         mine = torch.empty((*shape, WEIGHT_BYTES), dtype=torch.bfloat16, device=indices.device)
         # A sum over ranks turns −0 into +0 by itself; gathered columns have to do it here.
         flat = mine.view(-1, WEIGHT_BYTES)
         dequantise(weight, scale, self._spread(index, shape), flat, positive_zero=self.tp > 1)
         return self._together(mine)
 
-    def _read_on_cpu(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _read_on_cpu(self, ids: torch.Tensor) -> Distinct:
         flat = ids.reshape(-1).numpy()
         weight = np.empty((len(flat), WEIGHT_BYTES), dtype=np.uint8)
         scale = np.empty((len(flat), SCALE_BYTES), dtype=np.uint8)
