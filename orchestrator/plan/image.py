@@ -23,8 +23,8 @@ from orchestrator.plan.missing import unanswered
 PUT_BOUND_S = 60.0
 INSTALL_BOUND_S = 120.0
 BUILD_BOUND_S = 6 * 3600.0
-"""The base, 18 to 33 GB, may have to come from the internet, and the first build compiles 160 files of FlashInfer with two
-jobs (a guess: one to three hours, once). Later builds take minutes."""
+"""The base, 18 to 33 GB, may have to come from the internet, and the first build compiles 160 files of FlashInfer with
+two jobs (a guess: one to three hours, once). Later builds take minutes."""
 OFFER_BOUND_S = 1200.0
 """`docker save` of 33 GB reads and writes it once: minutes on NVMe."""
 PULL_BOUND_S = 3600.0
