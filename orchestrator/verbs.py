@@ -25,6 +25,7 @@ from orchestrator.model.profile import Profile
 from orchestrator.model.report import failures_json, plan_json, run_json, status_json
 from orchestrator.model.step import Failure, StartRank
 from orchestrator.package import build_package
+from orchestrator.plan import serve as serve_plan
 from orchestrator.plan import up
 from orchestrator.plan.fit import Budget
 from orchestrator.proof import prove
@@ -130,6 +131,7 @@ async def converging(session: Session, verb: str) -> Answer:
         failures = outcome.failures
         slow = False
         if verb in STARTING and not failures and not outcome.interrupted:
+            _say_weights(session, goal, outcome.facts)
             failures = await prove(world, goal, outcome.facts, session.ignore)
             # what served before this verb goes on serving, slowly; only what it started itself is ended
             slow = bool(failures) and _started(outcome)
@@ -141,6 +143,21 @@ async def converging(session: Session, verb: str) -> Answer:
     seconds = time.monotonic() - begin
     session.emit(RunEnded(verb, exit_code, seconds, failures))
     return Answer(run_json(verb, outcome.stages, failures, seconds), exit_code)
+
+
+def _say_weights(session: Session, goal: Goal, facts: ClusterFacts) -> None:
+    """Which way every rank's weights took: its own slices, or the full checkpoint and why."""
+    newest = serve_plan.newest(goal, facts)
+    for rank, node in enumerate(goal.ranked):
+        here = facts.get(node.name)
+        found = here.rank(goal.profile.name, rank, newest) if here else None
+        if found is None or not found.weights_from:
+            continue
+        missed = found.weights_from != "slices" and goal.slices(rank, "") is not None
+        text = (
+            f"{node.name}: rank {rank} loaded its weights from the {found.weights_from}: {found.weights_note}"
+        )
+        session.emit(Said("warning" if missed else "note", text))
 
 
 def _started(outcome: Outcome) -> bool:

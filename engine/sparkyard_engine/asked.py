@@ -72,6 +72,11 @@ class Asked:
         return self.disk is not None and bool(self.settings.get("engram_prefetch"))
 
     @property
+    def looks_ahead(self) -> bool:
+        """The next prefill chunk's rows are read into the cache while this one computes."""
+        return self.disk is not None and bool(self.settings.get("engram_look_ahead"))
+
+    @property
     def mode(self) -> str:
         """As in the rank spec and the proof."""
         return "memory" if self.disk is None else "disk"
@@ -158,6 +163,10 @@ def _disk(
     cache_bytes = settings.get("engram_cache_bytes", 0)
     if not isinstance(cache_bytes, int) or isinstance(cache_bytes, bool) or cache_bytes < 0:
         raise RefusedError(f"plugin.settings.engram_cache_bytes: expected bytes, found {cache_bytes!r}")
+    if settings.get("engram_look_ahead") and not cache_bytes:
+        raise RefusedError(
+            "plugin.settings.engram_look_ahead: needs engram_cache_bytes, enough for a prefill chunk"
+        )
     digest = hashlib.sha256((checkpoint / INDEX).read_bytes()).hexdigest()
     # The revision is the one thing that the rank cannot know better than the store: the store id in the
     # folder's name, given by the spec, covers it.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkyard_engine.asked import Disk, RefusedError
@@ -18,6 +17,7 @@ class Tables:
         self.disk = disk
         self.readers: dict[int, Reader] = {}
         self.lookups: dict[int, Any] = {}  # DiskEmbedding by layer: torch is not imported here
+        self.hasher: Any = None  # SGLang's own, once it has been used
         self.on_device = False  # look-ups run as host functions of the device, out of Python's sight
         self._meters: Meters | None = None
 
@@ -118,24 +118,3 @@ def disk_embedding(stock: type, tables: Tables) -> type:
             """Nothing was loaded."""
 
     return DiskEngramEmbedding
-
-
-def prefetching(tables: Tables, layers: Sequence[int]) -> Callable[..., Any]:
-    """An AROUND function for the hasher: as soon as the row ids exist, every layer's lookup begins aside.
-
-    layers: in the order of the hash's second axis. Not between the pieces of a graph that was captured in pieces: there
-    the ids are copied first, and the pieces' own lookups use the buffers.
-    """
-    from sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph import (
-        get_tc_piecewise_forward_context,
-    )
-
-    def forward(original: Callable[..., Any], self: Any, input_ids: Any, forward_batch: Any) -> Any:
-        hashes = original(self, input_ids, forward_batch)  # int64[T, layers, columns]
-        if get_tc_piecewise_forward_context() is None:
-            for place, layer in enumerate(layers):
-                if layer in tables.lookups:
-                    tables.lookups[layer].prefetch(hashes[:, place])
-        return hashes
-
-    return forward

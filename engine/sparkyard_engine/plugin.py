@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sparkyard_engine import drift, hooks, padding, rankspec
+from sparkyard_engine import ahead, drift, hooks, padding, rankspec
 from sparkyard_engine.asked import Asked, RefusedError, asked
 from sparkyard_engine.drift import Symbol
-from sparkyard_engine.embedding import Tables, disk_embedding, prefetching
+from sparkyard_engine.embedding import Tables, disk_embedding
 from sparkyard_engine.engram.errors import EngramError
 from sparkyard_engine.life import Active, prove
 from sparkyard_engine.source import choose, is_draft
@@ -43,14 +43,6 @@ ENGRAM_SYMBOLS = (
         "sglang.srt.layers.engram.Engram.embed_rows", ("self", "hash_ids", "forward_batch", "cp_all_tokens")
     ),
     Symbol("sglang.srt.distributed.tensor_model_parallel_all_reduce", ("input_",)),
-)
-HASHER = Symbol("sglang.srt.layers.engram.EngramHasher.forward", ("self", "input_ids", "forward_batch"))
-PREFETCH_SYMBOLS = (
-    HASHER,
-    Symbol(
-        "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.get_tc_piecewise_forward_context",
-        (),
-    ),
 )
 CPU_SYMBOLS = (Symbol(UNALIGNED, ("model_config", "load_config", "tp_size")), Symbol(CPU_RULE))
 COMMON_SYMBOLS = (
@@ -84,7 +76,7 @@ def symbols(want: Asked) -> tuple[Symbol, ...]:
             "would not be applied"
         )
     disk = ENGRAM_SYMBOLS if want.disk is not None else ()
-    aside = PREFETCH_SYMBOLS if want.prefetches else ()
+    aside = ahead.SYMBOLS if want.prefetches or want.looks_ahead else ()
     cpu = CPU_SYMBOLS if want.device == "cpu" else ()
     return (
         *COMMON_SYMBOLS,
@@ -116,9 +108,14 @@ def install(want: Asked) -> Active:
         tables = Tables(want.disk)
         HookRegistry.register(EMBEDDING, disk_embedding(engram.EngramEmbedding, tables), HookType.REPLACE)
         names.append(EMBEDDING)
-        if want.prefetches:
-            HookRegistry.register(HASHER.path, prefetching(tables, want.engram_layers), HookType.AROUND)
-            names.append(HASHER.path)
+        if want.prefetches or want.looks_ahead:
+            around = ahead.hashed(tables, want.engram_layers, prefetch=want.prefetches)
+            HookRegistry.register(ahead.HASHER.path, around, HookType.AROUND)
+            names.append(ahead.HASHER.path)
+        if want.looks_ahead:
+            around = ahead.scheduled(tables, want.engram_layers)
+            HookRegistry.register(ahead.RUN_BATCH.path, around, HookType.AROUND)
+            names.append(ahead.RUN_BATCH.path)
     if want.device == "cpu":
         # On a CPU SGLang rewrites head counts that the ranks do not divide (12 → 36 here) …
         HookRegistry.register(UNALIGNED, _unchanged, HookType.REPLACE)

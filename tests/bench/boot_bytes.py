@@ -37,8 +37,6 @@ from orchestrator.model.profile import PluginSetting, Profile
 _libc = ctypes.CDLL(None, use_errno=True)
 MOST_READ = 1.05
 """Of the bytes owned."""
-WEIGHTS = "model-0000[1-3]-of-*.safetensors"
-"""The lab's weights; the shards behind them are the Engram tables, which no boot loads."""
 
 
 def resident_bytes(path: Path) -> int:
@@ -101,8 +99,8 @@ class Bench:
 
     @property
     def weights(self) -> list[Path]:
-        """Files of the full checkpoint with weights that a boot loads."""
-        return sorted(self.place.checkpoint.glob(WEIGHTS))
+        """The shards of the full checkpoint, those of the Engram tables too: they hold weights besides."""
+        return sorted(self.place.checkpoint.glob("*.safetensors"))
 
     def stores(self) -> list[Path]:
         """Each rank's slice store."""
@@ -187,7 +185,7 @@ async def measure(place: Place) -> dict[str, Any]:
     notes = [rank["note"] for rank in third["ranks"]]
     return {
         "schema": "sparkyard/boot-bytes/v2",
-        "checkpoint_weights_bytes": sum(path.stat().st_size for path in bench.weights),
+        "checkpoint_bytes": sum(path.stat().st_size for path in bench.weights),
         "owned_bytes": owned,
         "from_checkpoint": first,
         "from_slices": second,

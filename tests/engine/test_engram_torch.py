@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkyard_engine import ahead
+from sparkyard_engine.embedding import Tables
 from sparkyard_engine.engram import pack
 from sparkyard_engine.engram.errors import ConfigError, StoreError
 from sparkyard_engine.engram.hashing import Hasher, Layout, compress_tokenizer
@@ -331,3 +334,70 @@ def test_a_row_that_cannot_be_proven_raises_at_the_join(tables, tmp_path: Path) 
             embedding.rows(ids)
         with pytest.raises(StoreError):
             embedding.rows(ids)
+
+
+@given(st.lists(st.integers(0, 200), min_size=2, max_size=60), st.integers(0, 59), st.integers(1, 30))
+@settings(derandomize=True, deadline=None, max_examples=30)
+def test_the_next_chunks_rows_are_those_that_its_own_step_will_ask_for(tokens, start, length) -> None:
+    engram = pytest.importorskip("sglang.srt.layers.engram")
+    hasher = engine_hasher(engram)
+    start = start % (len(tokens) - 1)
+    end = min(start + length, len(tokens))
+    ours = Hasher.build(LAYOUT, np.arange(VOCAB), 2, VOCAB)  # only its windows are asked for
+    window, blocked = ours.windows(np.asarray(tokens))
+    due, _ = hasher.hash_windows(torch.from_numpy(window), torch.from_numpy(blocked))
+    found = ahead.next_ids(hasher, tokens, start, end)
+    last = min(end + end - start, len(tokens))
+    assert len(found) == last - end
+    if last > end:
+        assert (found == due.numpy()[end:last]).all()
+
+
+def engine_hasher(engram):
+    """The engine's own, over a small tokenizer."""
+    tokenizer = small_tokenizer()
+    _, size = engram.build_compressed_token_map(tokenizer)
+    return engram.EngramHasher(
+        engram.EngramLayout.from_config(engine_config(LAYOUT, VOCAB)), tokenizer, 2, size
+    )
+
+
+def test_looking_ahead_fills_the_cache_and_changes_no_row(tables) -> None:
+    """The scheduler's real request and batch modes; the step itself is not run."""
+    engram = pytest.importorskip("sglang.srt.layers.engram")
+    from array import array
+
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    base, _ = tables
+    prompt = np.random.default_rng(5).integers(0, 200, 400).tolist()
+    req = Req("r", "", prompt, SamplingParams())
+    req.full_untruncated_fill_ids = array("q", prompt)
+    req.prefix_len, req.extend_end = 100, 200
+    with Reader(base / "tp3-0", 1, cache_bytes=8 << 20) as warm, Reader(base / "tp3-0", 1) as cold:
+        known = Tables(None)
+        known.readers[1] = warm
+        hasher = engine_hasher(engram)
+        around = ahead.scheduled(known, LAYOUT.layer_ids)
+        batch = types.SimpleNamespace(chunked_req=req, forward_mode=ForwardMode.EXTEND)
+        assert around(lambda *_: "result", None, batch) == "result"
+        assert warm.counters.rows_requested == 0  # no hasher was seen yet
+        known.hasher = hasher
+        around(lambda *_: "result", None, batch)
+        ids = torch.from_numpy(ahead.next_ids(hasher, prompt, 100, 200)[:, 0])
+        mine = len(np.unique(ids.numpy()[warm.slice.owned(ids.numpy())]))
+        deadline_s = time.monotonic() + 60
+        while warm.counters.rows_unique < mine and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        before = warm.counters.cache_hits
+        one, other = (
+            DiskEmbedding(reader, 24, reduce=lambda mine: mine).rows(ids) for reader in (warm, cold)
+        )
+        assert torch.equal(one.view(torch.int16), other.view(torch.int16))
+        assert warm.counters.cache_hits - before >= 0.95 * mine
+        for idle in (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY):
+            seen = warm.counters.rows_requested
+            around(lambda *_: None, None, types.SimpleNamespace(chunked_req=req, forward_mode=idle))
+            assert warm.counters.rows_requested == seen

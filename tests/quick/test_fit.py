@@ -12,7 +12,7 @@ from orchestrator.ledgers import published
 from orchestrator.load import load_cluster, load_profile
 from orchestrator.model.facts import CheckpointFacts, Desired, Disk, NodeFacts, RankFacts
 from orchestrator.model.goal import Goal, Package
-from orchestrator.model.profile import Profile
+from orchestrator.model.profile import Padding, Profile
 from orchestrator.model.step import Blocked, Decision, Stage
 from orchestrator.plan import fit, up
 from tests.sim import fresh
@@ -82,6 +82,45 @@ def test_a_prefill_that_cannot_survive_is_refused_with_its_arithmetic(verb: str)
     text = said(first(verb, with_flag(TP3, "--chunked-prefill-size", 2048)))
     assert "chunk 2048 x context 262144 x 14 B = 7.00 GiB" in text
     assert "--chunked-prefill-size" in text.split("|")[1]
+
+
+def parallel(tp: int, padding: Padding | None) -> Profile:
+    return TP3.model_copy(update={"parallel": TP3.parallel.model_copy(update={"tp": tp, "padding": padding})})
+
+
+def expandable() -> Profile:
+    settings = tuple(
+        each.model_copy(update={"value": "expandable_segments:True"})
+        if getattr(each, "env", None) == "PYTORCH_CUDA_ALLOC_CONF"
+        else each
+        for each in TP3.settings
+    )
+    return TP3.model_copy(update={"settings": settings})
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (with_flag(TP3, "--chunked-prefill-size", 2048), "x 14 B = 7.00 GiB"),
+        (
+            with_flag(TP3, "--max-total-tokens", 9_000_000),
+            "a pool of 9000000 tokens takes 14.32 GiB, but the static fraction 0.95 leaves",
+        ),
+        (
+            TP3.model_copy(update={"engram": TP3.engram.model_copy(update={"mode": "memory"})}),
+            "the tables take 62.94 GiB a rank",
+        ),
+        (expandable(), "expandable_segments:True: gave NaN"),
+        (parallel(3, None), "not divisible by 3 ranks; no padding plan of this profile serves it"),
+        (
+            parallel(2, None),
+            "GiB are missing on spark-1: more than the prefill takes; only more ranks help (tp 3)",
+        ),
+    ],
+    ids=["prefill", "pool", "tables in memory", "expandable segments", "no padding", "two ranks"],
+)
+def test_every_unsafe_combination_is_refused_by_serve(asked: Profile, why: str) -> None:
+    assert why in said(first("serve", asked))
 
 
 def test_memory_that_somebody_else_holds_is_counted() -> None:
