@@ -273,22 +273,21 @@ def _start(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
 
     if workers:
         return Stage("start the workers", tuple(start(rank) for rank in workers))
-    return Stage("start the head", (start(0),), (_joined(goal, facts, target),))
+    return Stage("start the head", (start(0),), (_joined(goal, target),))
 
 
-def _joined(goal: Goal, facts: ClusterFacts, target: int) -> Wait:
+def _joined(goal: Goal, target: int) -> Wait:
     """Rank 0 answers at its gate only once every rank has joined; a single rank has no gate."""
     name, deadlines = goal.profile.name, goal.profile.deadlines
     if goal.profile.parallel.tp == 1:
-        return _ready(goal, facts, target)
+        return _ready(goal, target)
     until = RankAt(name, target, 0, "joined")
     return Wait(goal.head.name, until, "every rank joins the group", deadlines.join_s)
 
 
-def _ready(goal: Goal, facts: ClusterFacts, target: int) -> Wait:
+def _ready(goal: Goal, target: int) -> Wait:
     until = RankAt(goal.profile.name, target, 0, "ready")
-    why = "; ".join(word for word in ("weights, KV pool, warm-up", warm.note(goal, facts)) if word)
-    return Wait(goal.head.name, until, why, goal.profile.deadlines.ready_s)
+    return Wait(goal.head.name, until, "weights, KV pool, warm-up", goal.profile.deadlines.ready_s)
 
 
 def _activate(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
@@ -299,13 +298,15 @@ def _activate(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
         raise AssertionError("the head's rank was just found running")
     if head.phase == "ready":
         return None
+    cold = warm.note(goal, facts)
+    aside = f"; {cold}" if cold else ""
     if goal.profile.parallel.tp == 1 or head.gate_open:
-        return Stage("wait until it serves", waits=(_ready(goal, facts, target),))
+        return Stage(f"wait until it serves{aside}", waits=(_ready(goal, target),))
     if head.phase == "starting":
-        return Stage("wait until every rank has joined", waits=(_joined(goal, facts, target),))
+        return Stage("wait until every rank has joined", waits=(_joined(goal, target),))
     action = OpenGate(name, target, goal.port(goal.head, goal.profile.ports.gate))
     step = Step(goal.head.name, action, "every rank waits at the gate", SHORT_BOUND_S)
-    return Stage("open the launch gate", (step,), (_ready(goal, facts, target),))
+    return Stage(f"open the launch gate{aside}", (step,), (_ready(goal, target),))
 
 
 def _plugin_proven(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:
