@@ -1,4 +1,4 @@
-"""Faults on a running lab, real or with the stand-in engine, seen by the real monitor and a real Prometheus."""
+"""Faults on a running lab, seen by the real monitor and a real Prometheus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from pathlib import Path
 import yaml
 
 from orchestrator.lab.place import NODES, Place
-from orchestrator.model.profile import Profile
 from tests.prometheus import Prometheus, free_port, node_exporter, prometheus
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,16 +25,6 @@ FIRES_S, CLEARS_S = 40.0, 40.0
 HELD_S = 75.0
 """For alerts that are held for 30 s."""
 GPU_ROW = "0, NVIDIA GB10, GPU-0, 580.173.02, 0000000F:01:00.0, 61, 62.50 W, 93 %, 2411 MHz, 3003 MHz, P0, [N/A], 1, 1"
-
-
-PORTS_FROM, PORTS_STEP, PORTS_SLOTS = 33000, 130, 50
-
-
-def with_ports_of_its_own(profile: Profile) -> Profile:
-    """Ports that no other lab on this machine looks at: several may start at once, and none holds its ports yet."""
-    first = PORTS_FROM + os.getpid() % PORTS_SLOTS * PORTS_STEP
-    ports = profile.ports.model_copy(update={"api": first, "gate": first + 10, "rendezvous": first + 20})
-    return profile.model_copy(update={"ports": ports})
 
 
 @dataclass

@@ -92,17 +92,17 @@ UNSENDABLE = frozenset({PromptKind.FILLER, PromptKind.UNSTATED})
 
 
 def quick() -> Options:
-    """Every measurement at small sizes, for the lab: three minutes at 10 tokens/s a stream and 250 of prefill."""
+    """Every measurement at small sizes, for the lab: two minutes at 10 tokens/s a stream and 250 of prefill."""
     return Options(
         other_streams=(1,),
         rounds=MIN_ROUNDS,
         prompt_tokens=32,
-        output_tokens=12,
+        output_tokens=8,
         prefill_tokens=(128, 512),
-        needle_tokens=192,
-        chat_behind_tokens=384,
+        needle_tokens=128,
+        chat_behind_tokens=256,
         agent_turns=3,
-        agent_turn_tokens=48,
+        agent_turn_tokens=32,
         agent_reply_tokens=8,
         capacity_streams=16,
         request_timeout_s=120.0,

@@ -29,7 +29,7 @@ from orchestrator.bench.record import (
 )
 from orchestrator.bench.scenarios import Scenarios
 from orchestrator.bench.source import LoadFailed, LoadSource, local
-from orchestrator.bench.steps import Page, step_view
+from orchestrator.bench.steps import Page, step_view, with_clocks
 from orchestrator.errors import SparkyardError
 
 Emit = Callable[[BenchEvent], None]
@@ -250,7 +250,7 @@ async def run_bench(
         provenance=known,
         rows=rows,
         capacity=run.capacity(unfinished=interrupted or bool(failure)),
-        steps=run.steps(),
+        steps=with_clocks(run.steps(), seen),
         nodes=seen,
         noisy=(
             *noisy_rows(rows),

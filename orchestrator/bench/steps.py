@@ -4,18 +4,19 @@ Pure.
 Read are SGLang's scheduler counters and the Engram reader's `sparkyard_engram_*` counters. All ranks of a
 tensor-parallel group take part in every step, so a step is as slow as the slowest rank's Engram reads; that
 excess is what is priced here. A rank whose GPU is slow does not show in any counter of its own (the others
-wait for it inside the collective): the doctor's load probe finds it.
+wait for it inside the collective): its clock beside those of its peers bounds what it can cost, and the doctor's
+load probe finds the rest.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from orchestrator.bench.record import RankSteps, Share, Steps
+from orchestrator.bench.record import NodeDuring, RankSteps, Share, Steps
 
 STAGES = "sglang:scheduler_stage_seconds_total"
 IDLE = "sglang:scheduler_idle_seconds_total"
@@ -25,6 +26,7 @@ TOKENS = "sglang:generation_tokens_total"
 VERIFY_CALLS = "sglang:spec_verify_calls_total"
 ENGRAM_ROWS = "sparkyard_engram_rows_read_total"
 ENGRAM_READ = "sparkyard_engram_read_seconds_total"
+CLOCK_SHARE = 0.9  # of the peers' median: sound GPUs under one load differ by some percent
 MIN_SHARE = 0.005  # parts below half a percent of a step are left out of the view
 
 Labels = frozenset[tuple[str, str]]
@@ -155,3 +157,24 @@ def step_view(before: Mapping[int, Page], after: Mapping[int, Page]) -> Steps:
         slow_rank_cost=excess_s / step_s if step_s > 0 else None,
         notes=tuple(notes),
     )
+
+
+def with_clocks(steps: Steps | None, nodes: Sequence[NodeDuring]) -> Steps | None:
+    """The view with what each rank's slow GPU clock may cost: at most, because not all of a step follows the clock."""
+    ranks = {
+        node.rank: node for node in nodes if node.rank is not None and node.sm_clock_high_mhz is not None
+    }
+    if steps is None or len(ranks) < 2:
+        return steps
+    notes = []
+    for rank, node in sorted(ranks.items()):
+        middle = statistics.median(
+            other.sm_clock_high_mhz or 0.0 for number, other in ranks.items() if number != rank
+        )
+        clock = node.sm_clock_high_mhz or 0.0
+        if clock < CLOCK_SHARE * middle:
+            notes.append(
+                f"rank {rank}: the GPU of {node.node} ran at {clock:.0f} MHz at most, its peers' at {middle:.0f}: "
+                f"up to {1 - clock / middle:.0%} of a step may be all others waiting for it"
+            )
+    return steps.model_copy(update={"notes": (*steps.notes, *notes)})

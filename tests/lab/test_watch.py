@@ -42,6 +42,12 @@ def watched(lab: RealLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         assert "Traceback" not in made.log.read_text()
 
 
+def test_one_connection_a_node_is_held(watched: Scene) -> None:
+    found = watched.server.query("sparkyard_node_connections_total")
+    assert [row["value"][1] for row in found] == ["1", "1", "1"]
+    assert watched.server.alerts() == set()
+
+
 def test_every_panel_has_data(watched: Scene, lab: RealLab) -> None:
     for number in range(6):
         assert lab.ask(f"Question {number}: where does the river end?", 24) == 24

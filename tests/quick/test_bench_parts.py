@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from orchestrator.bench.capacity import Verdict, conclude, next_streams
 from orchestrator.bench.figures import decode_round, quantile, together_rate
 from orchestrator.bench.loadgen.stream import Sample, absorb, parse_event
-from orchestrator.bench.record import PromptKind, Slo
-from orchestrator.bench.steps import Page, step_view
+from orchestrator.bench.record import NodeDuring, PromptKind, Slo
+from orchestrator.bench.steps import Page, step_view, with_clocks
 
 
 def stream(number: int, first_s: float, gap_s: float, events: int, tokens: int) -> Sample:
@@ -138,6 +138,24 @@ def test_the_step_view_prices_the_slowest_rank() -> None:
     assert view.slow_rank_cost == pytest.approx((0.013 - 0.001) / 0.06)
     reads = next(part for part in view.ranks[2].parts if part.what == "engram reads")
     assert reads.share == pytest.approx(0.013 / 0.06)
+
+
+def test_a_slow_clock_bounds_what_its_rank_may_cost() -> None:
+    steps = step_view({}, {})
+    clocks = {0: 2400.0, 1: 850.0, 2: 2380.0}
+    nodes = [
+        NodeDuring(node=f"spark{rank}", rank=rank, samples=3, sm_clock_high_mhz=clock)
+        for rank, clock in clocks.items()
+    ]
+    found = with_clocks(steps, nodes)
+    assert found is not None
+    (note,) = found.notes[len(steps.notes) :]
+    assert note == (
+        "rank 1: the GPU of spark1 ran at 850 MHz at most, its peers' at 2390: up to 64% of a step may be all "
+        "others waiting for it"
+    )
+    assert with_clocks(steps, nodes[:1]) is steps
+    assert with_clocks(None, nodes) is None
 
 
 def test_a_server_without_metrics_gives_no_steps_and_says_so() -> None:
