@@ -88,6 +88,9 @@ def test_top_in_a_terminal_attaches_to_the_monitor(
     text = shown(watched.command("top"), size, lambda screen: all(word in screen for word in wanted))
     for word in wanted:
         assert word in text, text
+    rows = text.rstrip("\n").split("\n")
+    assert len(rows) == size[1]
+    assert max(len(row) for row in rows) <= size[0]
 
 
 def test_a_cut_link(watched: Scene) -> None:
