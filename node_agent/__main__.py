@@ -37,11 +37,6 @@ def main() -> int:
 
 
 def _serve() -> int:
-    if sys.version_info < (3, 10):  # noqa: UP036 - the node's Python is not ours to choose
-        sys.stderr.write(
-            f"sparkyard needs Python 3.10 or newer on the node, found {sys.version.split()[0]}\n"
-        )
-        return 2
     hello = json.loads(os.environ.pop(HELLO))
     recorded = hello.get("recorded")
     home = Home(Path(hello["root"]), hello["node"], hello["sha256"], Path(recorded) if recorded else None)

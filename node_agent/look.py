@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from node_agent import checkpoint, jobs, lease, process
+from node_agent import checkpoint, jobs, lease, privileged, process
 from node_agent import facts as readers
 from node_agent.actions import containers, image, share
 from node_agent.facts.source import Live, Recorded
@@ -78,7 +78,7 @@ def hardware(home: Home, wanted: Any = True, *, sudo: bool = False) -> dict[str,
     In the lab, the machine's own hardware is replaced by a recording.
     """
     recorded = Recorded.load(str(home.recorded)) if home.recorded else None
-    live = Live(own=str(home.root), sudo=sudo)
+    live = Live(own=str(home.root), sudo=sudo or privileged.agreed())
     only = [str(name) for name in wanted] if isinstance(wanted, list) else []
     return readers.collect(live, recorded, timeout_s=HARDWARE_TIMEOUT_S, only=only)
 

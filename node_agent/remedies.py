@@ -15,21 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from node_agent import privileged, rights
 from node_agent.facts.source import DeniedError, Live, TimedOutError
+from node_agent.rights import CDI_SPEC
 from node_agent.wire import Refused
 
 COMMAND_TIMEOUT_S = 20.0
 REVERT_S = 30.0
 MAX_REVERT_S = 600.0
-CDI_SPEC = "/etc/cdi/nvidia.yaml"
-DROP_CACHES = "/proc/sys/vm/drop_caches"
+SYNC = ("sync",)
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
-SETTINGS = (
-    "net.ipv4.conf.all.arp_ignore",
-    "net.ipv4.conf.all.arp_announce",
-    "net.ipv4.ip_forward",
-    "vm.swappiness",
-)
+SETTINGS = (*rights.SETTINGS, "vm.swappiness")
 WATCH = 'sleep "$1"; mark="$2"; shift 2; [ -e "$mark" ] || "$@"; rm -f "$mark"'
 
 
@@ -76,19 +72,17 @@ def plan(kind: str, args: dict[str, Any]) -> Repair:
         if device in protected_devices():
             raise Refused(f"{device} carries the SSH connection or a default route: it is never touched")
         before = _read(f"/sys/class/net/{device}/mtu")
-        link = ("ip", "link", "set", "dev", device, "mtu")
-        return Repair(((*link, str(mtu)),), (*link, before), reverts=True, before=before)
+        do, undo = rights.mtu(device, mtu), rights.mtu(device, int(before))
+        return Repair((do,), undo, reverts=True, before=before)
     if kind == "sysctl":
         name, value = str(args["name"]), int(args["value"])
         if name not in SETTINGS:
             raise Refused(f"sysctl: {name[:80]!r} is not in the list {', '.join(SETTINGS)}")
         before = _read("/proc/sys/" + name.replace(".", "/"))
-        reverts = name.startswith("net.")
-        return Repair(
-            (("sysctl", "-w", f"{name}={value}"),), ("sysctl", "-w", f"{name}={before}"), reverts, before
-        )
+        do, undo = rights.setting(name, value), rights.setting(name, before)
+        return Repair((do,), undo, reverts=name.startswith("net."), before=before)
     if kind == "drop_caches":
-        return Repair((("sync",), ("sysctl", "-w", "vm.drop_caches=1")), (), reverts=False, before="")
+        return Repair((SYNC, rights.DROP_CACHES), (), reverts=False, before="")
     if kind == "docker_group":
         user = str(args["user"])
         if not NAME.fullmatch(user):
@@ -99,20 +93,18 @@ def plan(kind: str, args: dict[str, Any]) -> Repair:
     if kind == "cdi":
         if Path(CDI_SPEC).exists():
             raise Refused(f"{CDI_SPEC} exists already: it is left alone")
-        return Repair(
-            (("nvidia-ctk", "cdi", "generate", f"--output={CDI_SPEC}"),), ("rm", CDI_SPEC), False, "absent"
-        )
+        return Repair((rights.CDI,), ("rm", CDI_SPEC), reverts=False, before="absent")
     if kind == "ntp":
-        return Repair(
-            (("timedatectl", "set-ntp", "true"),), ("timedatectl", "set-ntp", "false"), False, "off"
-        )
+        return Repair((rights.NTP,), ("timedatectl", "set-ntp", "false"), reverts=False, before="off")
     raise Refused(f"no such repair: {kind[:80]!r}")
 
 
 def _run(argv: tuple[str, ...], *, sudo: bool) -> None:
     try:
-        ran = Live(sudo=sudo).run(*argv, timeout_s=COMMAND_TIMEOUT_S, privileged=True)
-    except DeniedError:
+        ran = Live(sudo=sudo).run(*argv, timeout_s=COMMAND_TIMEOUT_S, privileged=argv != SYNC)
+    except DeniedError as denied:
+        if sudo:
+            raise Refused(f"{denied}: allow it (./start.sh enroll), or run it yourself as root") from None
         raise Refused(f"needs root; run it yourself: {' '.join(argv)}") from None
     except TimedOutError as error:
         raise Refused(str(error)) from None
@@ -139,16 +131,21 @@ def apply(folder: Path, args: dict[str, Any]) -> dict[str, Any]:
     }
     if args.get("show"):
         return shown
-    sudo = bool(args.get("sudo"))
+    sudo = bool(args.get("sudo")) or privileged.agreed()
+    if repair.reverts and sudo and not privileged.allowed(repair.undo):
+        # what could not be taken back is not done
+        raise Refused(
+            f"its undo is not among this account's sudo rights: {' '.join(privileged.absolute(repair.undo))}"
+        )
     watch: subprocess.Popen[bytes] | None = None
     if repair.reverts:
         revert_s = min(float(args.get("revert_s") or REVERT_S), MAX_REVERT_S)
         token = secrets.token_hex(8)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        prefix = ["sudo", "-n"] if sudo and os.geteuid() != 0 else []
+        undo = privileged.command(repair.undo) if sudo else list(repair.undo)
         # A session of its own: it must outlive the agent, whose channel the repair may cut.
         watch = subprocess.Popen(
-            ["sh", "-c", WATCH, "sh", str(revert_s), str(folder / token), *prefix, *repair.undo],
+            ["sh", "-c", WATCH, "sh", str(revert_s), str(folder / token), *undo],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

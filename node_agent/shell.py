@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from node_agent import busy, doctor, evidence, look, process, shown, tree, watch
+from node_agent import busy, doctor, evidence, look, process, rights, shown, tree, watch
 from node_agent.actions import blobs, desired, engine, image, load, pack, probe, ranks, share
 from node_agent.files import tail
 from node_agent.home import Home
@@ -155,6 +155,8 @@ class Shell:
                 return doctor.probe(self._home, args, report, serving=serving)
             case "keep_probes":
                 return doctor.keep(self._home, args)
+            case "rights":
+                return rights.listed(args)
             case "repair":
                 return doctor.repair(self._home, args)
             case "confirm_repair":

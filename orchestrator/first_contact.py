@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from orchestrator import envfile
 from orchestrator.errors import ConfigError
 from orchestrator.model.cluster import Cluster
-from orchestrator.remote.enroll import PRIVILEGED, EnrollError, enroll
+from orchestrator.remote.enroll import EnrollError, enroll
 
 HOSTS = Path("/etc/hosts")
 MAX_FILE_BYTES = 1 << 20
@@ -27,6 +27,9 @@ MAX_DEPTH = 3
 MAX_FOLDERS = 5000
 KEYS = ".sparkyard/keys"  # beside the cluster file, ignored by git
 INDEX = "model.safetensors.index.json"
+NODE = re.compile(
+    r"(?:(?P<name>[^=@:]+)=)?(?:(?P<user>[^=@:]+)@)?(?P<address>[^=@:\s]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>\d{1,5}))?"
+)
 SPARK = re.compile(r"spark|gx10|gb10|dgx", re.IGNORECASE)
 
 
@@ -146,17 +149,34 @@ def _checkpoint(folder: Path, index: Path) -> Found:
     )
 
 
-def cluster_data(nodes: list[str], *, user: str, root: str, checkpoint: str | None) -> dict[str, Any]:
-    """A cluster file for nodes given as `name`, `address` or `name=address`; the first is the head."""
+def _home(account: str) -> str:
+    """Where an account's folder usually is; of none: ours."""
+    return str(Path.home()) if not account else "/root" if account == "root" else f"/home/{account}"
+
+
+def cluster_data(nodes: list[str], *, user: str, root: str | None, checkpoint: str | None) -> dict[str, Any]:
+    """A cluster file for nodes given as `[name=][user@]address[:port]`; the first is the head.
+
+    Without `root` each node's folder is in the home of its account. ConfigError for a text that is no node.
+    """
     listed = []
     for index, text in enumerate(nodes, 1):
-        name, equals, address = text.partition("=")
-        if not equals:
-            address = text
-            name = text.partition(".")[0].lower() if not text[:1].isdigit() else f"spark-{index}"
-        node: dict[str, Any] = {"name": name, "address": address, "root": root}
-        if user:
-            node["user"] = user
+        given = NODE.fullmatch(text)
+        if given is None:
+            raise ConfigError([f"{text[:80]!r}: expected [NAME=][USER@]ADDRESS[:PORT]"])
+        address = given["address"].strip("[]")
+        is_number = address[:1].isdigit() or ":" in address
+        name = given["name"] or (f"spark-{index}" if is_number else address.partition(".")[0].lower())
+        account = given["user"] or user
+        node: dict[str, Any] = {
+            "name": name,
+            "address": address,
+            "root": root or f"{_home(account)}/sparkyard",
+        }
+        if given["port"]:
+            node["port"] = int(given["port"])
+        if account:
+            node["user"] = account
         listed.append(node)
     data: dict[str, Any] = {
         "schema": "sparkyard/cluster/v1",
@@ -245,9 +265,8 @@ def prepare(
     found = survey(default_roots())
     if not nodes:
         return found
-    home = f"/home/{user}" if user and user != "root" else str(Path.home())
     chosen = checkpoint or found["proposed_checkpoint"]
-    found["cluster"] = cluster_data(nodes, user=user, root=root or f"{home}/sparkyard", checkpoint=chosen)
+    found["cluster"] = cluster_data(nodes, user=user, root=root, checkpoint=chosen)
     checked(found["cluster"], "init")
     return found
 
@@ -277,8 +296,7 @@ def enroll_all(
         raw |= {"key": found.key, "host_key": found.host_key}
         write(data, place, force=True)
         done.append(asdict(found))
-    privileged = [{"command": command, "why": why} for command, why in PRIVILEGED]
-    return {"schema": "sparkyard/enroll/v1", "enrolled": done, "failures": failures, "privileged": privileged}
+    return {"schema": "sparkyard/enroll/v1", "enrolled": done, "failures": failures, "rights": []}
 
 
 def _read(place: Path) -> dict[str, Any]:

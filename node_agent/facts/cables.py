@@ -36,7 +36,8 @@ def parse_link(text: str) -> dict[str, str | None]:
     return found
 
 
-def _netdevs(source: Source) -> list[str]:
+def netdevs(source: Source) -> list[str]:
+    """Network devices of the ConnectX-7."""
     found = []
     for pci in source.names(PCI):
         if (line(source.text(f"{PCI}/{pci}/vendor")), line(source.text(f"{PCI}/{pci}/device"))) == (
@@ -49,21 +50,21 @@ def _netdevs(source: Source) -> list[str]:
 
 def read_plugs(source: Source) -> dict[str, Any] | None:
     """Network device → its plug; a cage without one has no entry. None without ConnectX-7."""
-    netdevs = _netdevs(source)
+    devices = netdevs(source)
     found = {}
-    for netdev in netdevs:
+    for netdev in devices:
         ran = source.run("ethtool", "-m", netdev, timeout_s=COMMAND_TIMEOUT_S, privileged=True)
         if ran is None:
             raise MissingToolError("ethtool: not installed (package ethtool)")
         if ran.status == 0 and ran.out.strip():
             found[netdev] = parse_module(ran.out)
-    return found if netdevs else None
+    return found if devices else None
 
 
 def read_links(source: Source) -> dict[str, Any] | None:
     """Network device → what ethtool says of its link. None without ConnectX-7 or without ethtool."""
     found = {}
-    for netdev in _netdevs(source):
+    for netdev in netdevs(source):
         ran = source.run("ethtool", netdev, timeout_s=COMMAND_TIMEOUT_S)
         if ran is None:
             return None

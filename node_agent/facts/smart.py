@@ -9,6 +9,7 @@ from node_agent.facts.reader import Reader
 from node_agent.facts.source import MissingToolError, Source, UnreadableError
 
 COMMAND_TIMEOUT_S = 4.0
+CLASS = "/sys/class/nvme"
 FIELDS = ("critical_warning", "media_errors", "warning_temp_time", "critical_comp_time", "percent_used")
 
 
@@ -35,7 +36,7 @@ def parse_log(text: str) -> dict[str, int]:
 
 def read(source: Source) -> dict[str, Any] | None:
     """Drive → counters; None without NVMe drives. MissingToolError without nvme-cli."""
-    drives = source.names("/sys/class/nvme")
+    drives = source.names(CLASS)
     if not drives:
         return None
     found = {}

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from node_agent import privileged as privileged_seam
+
 MAX_FILE_BYTES = 512 * 1024  # larger than any file read here; a runaway file must not fill the agent's memory
 MAX_OUTPUT_BYTES = 4 * 1024 * 1024  # of one command: a day of kernel log is well below
 MAX_RECORDING_BYTES = 32 * 1024 * 1024
@@ -168,7 +170,12 @@ class Live:
         if privileged and os.geteuid() != 0:
             if not self._sudo:
                 raise DeniedError(" ".join(argv))
-            command = ["sudo", "-n", *command]
+            if not privileged_seam.installed(argv):
+                return None
+            ran = _run(privileged_seam.command(argv), timeout_s)
+            if ran is not None and privileged_seam.was_denied(ran.status, ran.err):
+                raise DeniedError(f"sudo does not allow {' '.join(privileged_seam.absolute(argv))}")
+            return ran
         return _run(command, timeout_s)
 
 

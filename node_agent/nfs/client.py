@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from node_agent import privileged, rights
 from node_agent.home import Home
-from node_agent.nfs import privileged, text
+from node_agent.nfs import text
 from node_agent.wire import Refused
 
 MOUNT_TIMEOUT_S = 90.0
@@ -19,8 +20,8 @@ FSTAB = Path("/etc/fstab")
 
 
 def mount_point(home: Home) -> Path:
-    """Where the share is mounted."""
-    return home.share / "nfs"
+    """Where the share is mounted: for an ordinary account the place that `enroll` made, owned by root."""
+    return home.share / "nfs" if privileged.is_root() else privileged.MOUNT_POINT
 
 
 def current(home: Home) -> text.Mount | None:
@@ -63,12 +64,14 @@ def attach(home: Home, server: str, root: str, options: str) -> list[str]:
         _unmount(point)
         there = None
     notes = []
+    if not privileged.is_root():
+        rights.enrolled_mount(rights.fstab_line(server, root, options))
     if there is None:
-        point.mkdir(parents=True, exist_ok=True)
         try:
             _mount(source, point, options)
         except Refused as refusal:
-            if asked.get("proto") != "rdma":
+            # an enrolled account mounts what the fstab says, and nothing else
+            if asked.get("proto") != "rdma" or not privileged.is_root():
                 raise
             options = ",".join(
                 word for word in options.split(",") if not word.startswith(("proto=", "port="))
@@ -78,8 +81,9 @@ def attach(home: Home, server: str, root: str, options: str) -> list[str]:
     mounted = current(home)
     if mounted is None or (why := problem(home)):
         raise Refused(f"mounted {source}, but it cannot be read: {why if mounted else 'no mount is there'}")
-    line = text.fstab_line(source, str(point), options)
-    _fstab(lambda old: text.with_ours(old, line))
+    if privileged.is_root():
+        line = text.fstab_line(source, str(point), options)
+        _fstab(lambda old: text.with_ours(old, line))
     return [*notes, *text.fallbacks(asked, mounted, server)]
 
 
@@ -87,6 +91,8 @@ def detach(home: Home) -> None:
     """Unmount and forget, now and after a reboot. Fine when nothing is mounted."""
     if current(home) is not None:
         _unmount(mount_point(home))
+    if not privileged.is_root():
+        return  # place and line belong to the enrolment
     _fstab(text.without_ours)
     point = mount_point(home)
     if point.is_dir():
@@ -105,15 +111,22 @@ def facts(home: Home, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mount(source: str, point: Path, options: str) -> None:
-    privileged.run("mount", "-t", "nfs4", "-o", options, source, str(point), timeout_s=MOUNT_TIMEOUT_S)
+    """As root with these options; an enrolled account by the line of the fstab, which says the same."""
+    if privileged.is_root():
+        point.mkdir(parents=True, exist_ok=True)
+        privileged.run("mount", "-t", "nfs4", "-o", options, source, str(point), timeout_s=MOUNT_TIMEOUT_S)
+    else:
+        privileged.run(*rights.mount(str(point)), timeout_s=MOUNT_TIMEOUT_S)
 
 
 def _unmount(point: Path) -> None:
     """Also when the server is gone: a lazy unmount takes the name away at once."""
     try:
-        privileged.run("umount", str(point), timeout_s=10.0)
+        privileged.run(*rights.unmount(str(point)), timeout_s=10.0)
+    except privileged.NotAllowedError:
+        raise
     except Refused:
-        privileged.run("umount", "-l", str(point), timeout_s=10.0)
+        privileged.run(*rights.unmount(str(point), lazy=True), timeout_s=10.0)
 
 
 def _fstab(change: Callable[[str], str]) -> None:
@@ -123,4 +136,4 @@ def _fstab(change: Callable[[str], str]) -> None:
         old = ""
     new = change(old)
     if new != old:
-        privileged.replace_file(FSTAB, new, timeout_s=10.0)
+        privileged.replace_file(FSTAB, new)

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from node_agent import checkpoint
-from node_agent.nfs import privileged, text
+from node_agent import checkpoint, privileged, rights
+from node_agent.nfs import text
 from node_agent.wire import Refused
 
 TOOL_TIMEOUT_S = 30.0
@@ -23,15 +23,17 @@ def export(path: str, clients: list[str]) -> dict[str, Any]:
     root, inside = text.split(path)
     _exportable(root)
     _links_stay_inside(Path(path), Path(root))
-    owner = (Path(path) / checkpoint.INDEX).stat()
-    options = text.export_options(owner.st_uid, owner.st_gid)
-    privileged.replace_file(
-        Path(text.EXPORTS_FILE), text.exports_text(root, clients, options), timeout_s=TOOL_TIMEOUT_S
-    )
+    options = _options(path)
+    wanted = text.exports_text(root, clients, options)
+    if privileged.is_root():
+        privileged.replace_file(Path(text.EXPORTS_FILE), wanted)
+    else:
+        rights.enrolled_exports(wanted)
+        privileged.run(*rights.KEEP_EXPORTS, timeout_s=TOOL_TIMEOUT_S)
     for client in sorted(exported(root) - set(clients)):
-        privileged.run("exportfs", "-u", f"{client}:{root}", timeout_s=TOOL_TIMEOUT_S)
+        privileged.run(*rights.unexport(root, client), timeout_s=TOOL_TIMEOUT_S)
     for client in clients:
-        privileged.run("exportfs", "-o", options, f"{client}:{root}", timeout_s=TOOL_TIMEOUT_S)
+        privileged.run(*rights.export(root, client, options), timeout_s=TOOL_TIMEOUT_S)
     if not _served():
         raise Refused(
             f"the checkpoint is exported, but no NFS server listens on port {NFS_PORT}: "
@@ -44,9 +46,17 @@ def unexport(path: str) -> None:
     """Take it back, now and after a reboot. Fine when it is not exported."""
     root, _ = text.split(path)
     for client in sorted(exported(root)):
-        privileged.run("exportfs", "-u", f"{client}:{root}", timeout_s=TOOL_TIMEOUT_S)
+        privileged.run(*rights.unexport(root, client), timeout_s=TOOL_TIMEOUT_S)
     if Path(text.EXPORTS_FILE).exists():
-        privileged.replace_file(Path(text.EXPORTS_FILE), None, timeout_s=TOOL_TIMEOUT_S)
+        privileged.run(*rights.DROP_EXPORTS, timeout_s=TOOL_TIMEOUT_S)
+
+
+def _options(path: str) -> str:
+    """Clients act as the owner of the files; of an ordinary account's agent as that account, never as more than it."""
+    if not privileged.is_root():
+        return text.export_options(os.geteuid(), os.getegid())
+    owner = (Path(path) / checkpoint.INDEX).stat()
+    return text.export_options(owner.st_uid, owner.st_gid)
 
 
 def exported(root: str) -> set[str]:

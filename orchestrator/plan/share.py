@@ -88,6 +88,33 @@ def undo(goal: Goal, facts: ClusterFacts) -> Decision:
     return None
 
 
+def access(goal: Goal, facts: ClusterFacts) -> dict[str, dict[str, object]] | Blocked:
+    """What each node does for the share, by node: ``export`` of the owner, ``attach`` of a node that mounts.
+
+    For the list of rights: a node that has no part in it is not there.
+    """
+    ways = _ways(goal, facts)
+    checkpoint = goal.cluster.checkpoint
+    if isinstance(ways, Blocked) or checkpoint is None:
+        return ways if isinstance(ways, Blocked) else {}
+    found: dict[str, dict[str, object]] = {}
+    for node in goal.ranked:
+        action = _attachment(goal, node, ways)
+        if action.mode == "nfs":
+            found[node.name] = {
+                "attach": {
+                    "server": action.server,
+                    "path": action.path,
+                    "folder": action.folder,
+                    "options": action.options,
+                }
+            }
+    clients = sorted(theirs for _, theirs in ways.values())
+    if clients and checkpoint.export is None:
+        found[goal.owner.name] = {"export": {"path": checkpoint.path, "clients": clients}}
+    return found
+
+
 def _mode(goal: Goal, node: Node) -> Literal["own", "same-host", "nfs"]:
     if node.name == goal.owner.name or node.checkpoint_path is not None:
         return "own"

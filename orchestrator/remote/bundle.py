@@ -9,7 +9,16 @@ from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[2] / "node_agent"
-ENTRY = "import sys\n\nfrom node_agent.__main__ import main\n\nsys.exit(main())\n"
+ENTRY = """import sys
+
+if sys.version_info < (3, 10):
+    sys.exit("sparkyard needs Python 3.10 or newer on the node; %s is %s: install one, or name it in the cluster file "
+             "(nodes.*.python)" % (sys.executable, sys.version.split()[0]))
+from node_agent.__main__ import main
+
+sys.exit(main())
+"""
+"""In words that every Python understands: the agent's own files do not even compile below 3.10."""
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip can hold: a fixed one makes the bytes depend on the sources only."""
 

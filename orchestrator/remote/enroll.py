@@ -27,19 +27,6 @@ INSTALL = (
     "umask 077; mkdir -p .ssh && touch .ssh/authorized_keys && read -r line && "
     '(grep -qxF "$line" .ssh/authorized_keys || printf "%s\\n" "$line" >> .ssh/authorized_keys)'
 )
-PRIVILEGED = (
-    ("ethtool -m DEVICE", "doctor reads the plugs of the fast links"),
-    ("nvme smart-log /dev/nvmeN -o json", "doctor reads the drives' health"),
-    ("iptables -w 2 -S", "doctor reads the forwarding rules of a ring"),
-    ("ip link set dev DEVICE mtu N", "doctor --fix, after you agreed; reverts itself unless confirmed"),
-    ("sysctl -w NAME=VALUE", "doctor --fix, four named settings and vm.drop_caches"),
-    ("usermod -aG docker USER", "doctor --fix, after you agreed"),
-    (
-        "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        "doctor --fix, only where the file does not exist",
-    ),
-    ("timedatectl set-ntp true", "doctor --fix, after you agreed"),
-)
 
 
 class EnrollError(SparkyardError):
@@ -92,21 +79,21 @@ def host_key(node: Node) -> tuple[str, str]:
     return f"{offered.get_name()} {offered.get_base64()}", f"SHA256:{digest}"
 
 
-def _connection(node: Node, pinned: str, **how: object) -> Connection:
+def connection(node: Node, pinned: str, **how: object) -> Connection:
     """A connection that accepts the pinned host key and no other."""
     name = node.address if node.port == 22 else f"[{node.address}]:{node.port}"
     kind, data = pinned.split()
-    connection = Connection(
+    opened = Connection(
         node.address,
         user=node.user or None,
         port=node.port,
         connect_timeout=CONNECT_TIMEOUT_S,
         connect_kwargs={"allow_agent": False, "look_for_keys": False, **how},
     )
-    connection.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+    opened.client.set_missing_host_key_policy(paramiko.RejectPolicy())
     key = paramiko.PKey.from_type_string(kind, base64.b64decode(data))
-    connection.client.get_host_keys().add(name, kind, key)
-    return connection
+    opened.client.get_host_keys().add(name, kind, key)
+    return opened
 
 
 def enroll(
@@ -148,9 +135,9 @@ def enroll(
 
 def _works(node: Node, offered: str, private: Path) -> bool:
     try:
-        with _connection(node, offered, key_filename=str(private)) as connection:
-            connection.open()
-            return bool(connection.is_connected)
+        with connection(node, offered, key_filename=str(private)) as opened:
+            opened.open()
+            return bool(opened.is_connected)
     except paramiko.AuthenticationException:
         return False
     except (OSError, paramiko.SSHException) as error:
@@ -159,8 +146,8 @@ def _works(node: Node, offered: str, private: Path) -> bool:
 
 def _install(node: Node, offered: str, public: str, password: str) -> None:
     try:
-        with _connection(node, offered, password=password) as connection:
-            connection.run(INSTALL, in_stream=StringIO(public + "\n"), hide=True, timeout=COMMAND_TIMEOUT_S)
+        with connection(node, offered, password=password) as opened:
+            opened.run(INSTALL, in_stream=StringIO(public + "\n"), hide=True, timeout=COMMAND_TIMEOUT_S)
     except paramiko.AuthenticationException as error:
         raise EnrollError(f"{node.name}: the password was refused") from error
     except (OSError, paramiko.SSHException, UnexpectedExit) as error:
@@ -169,8 +156,8 @@ def _install(node: Node, offered: str, public: str, password: str) -> None:
 
 def _python(node: Node, offered: str, private: Path) -> str:
     command = 'python3 -c "import sys; print(*sys.version_info[:3], sep=chr(46))"'
-    with _connection(node, offered, key_filename=str(private)) as connection:
-        ran = connection.run(command, hide=True, warn=True, in_stream=False, timeout=COMMAND_TIMEOUT_S)
+    with connection(node, offered, key_filename=str(private)) as opened:
+        ran = opened.run(command, hide=True, warn=True, in_stream=False, timeout=COMMAND_TIMEOUT_S)
     text = str(ran.stdout).strip()
     numbers = tuple(int(part) for part in text.split(".") if part.isdecimal())
     if ran.exited != 0 or numbers < PYTHON_FLOOR:

@@ -49,9 +49,31 @@ def show_enroll(console: Console, data: dict[str, Any]) -> None:
         )
     for item in data["failures"]:
         _say(console, f"failed: {clean(item['message'])}")
-    _say(
-        console,
-        "nothing runs with root rights unless you allow it; these commands are the only ones that ever ask for them:",
-    )
-    for item in data["privileged"]:
-        _say(console, f"    {item['command']}: {item['why']}")
+    for item in data["rights"]:
+        show_rights(console, item)
+
+
+def show_rights(console: Console, item: dict[str, Any]) -> None:
+    """What became of a node's list of rights."""
+    match item["state"]:
+        case "root":
+            _say(console, f"{item['node']}: the agent runs as root there: no list of rights is needed")
+        case "installed":
+            _say(
+                console, f"{item['node']}: {len(item['rights'])} command lines allowed for {item['account']}"
+            )
+        case "declined":
+            some = f"{len(item['missing'])} of {len(item['rights'])} command lines are not allowed"
+            _say(console, f"{item['node']}: no rights were installed; {some}: what needs them says so")
+        case _:
+            _say(console, f"failed: {item['node']}: {clean(item['message'])}")
+    if item["note"]:
+        _say(console, f"{item['node']}: {clean(item['note'])}")
+
+
+def show_files(console: Console, node: str, files: list[tuple[str, str]]) -> None:
+    """The files as they would be installed, whole."""
+    for place, content in files:
+        _say(console, f"{node}: {place}:")
+        for line in content.splitlines():
+            _say(console, f"    {clean(line)}")

@@ -248,6 +248,25 @@ def test_checkpoints_are_found_in_both_layouts(tmp_path: Path) -> None:
     ]
 
 
+def test_nodes_are_given_with_their_own_account_and_port() -> None:
+    texts = ["spark-a.lan", "b=jo@10.0.0.2:2222", "ann@10.0.0.3", "[fd00::4]:23", "10.0.0.5"]
+    made = first_contact.cluster_data(texts, user="spark", root="/r", checkpoint=None)["nodes"]
+    assert [(n["name"], n["address"], n.get("port"), n["user"]) for n in made] == [
+        ("spark-a", "spark-a.lan", None, "spark"),
+        ("b", "10.0.0.2", 2222, "jo"),
+        ("spark-3", "10.0.0.3", None, "ann"),
+        ("spark-4", "fd00::4", 23, "spark"),
+        ("spark-5", "10.0.0.5", None, "spark"),
+    ]
+    homes = first_contact.cluster_data(
+        ["jo@10.0.0.2", "root@10.0.0.3"], user="x", root=None, checkpoint=None
+    )["nodes"]
+    assert [node["root"] for node in homes] == ["/home/jo/sparkyard", "/root/sparkyard"]
+    for text in ("", "a=", "a b", "a@b@c", "a:port", "=a", "a=b=c"):
+        with pytest.raises(ConfigError, match=r"expected \[NAME=\]"):
+            first_contact.cluster_data([text], user="", root="/r", checkpoint=None)
+
+
 def test_hosts_and_mdns_offer_candidates() -> None:
     hosts = "127.0.0.1 localhost spark-0\n10.0.0.2 spark-b spark-b.lan # a node\n10.0.0.9 printer\n"
     assert [(item.name, item.address) for item in first_contact.parse_hosts(hosts)] == [

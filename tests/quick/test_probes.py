@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node_agent.facts import Live
+from node_agent.facts import Live, Recorded
 from node_agent.probes import collective, gpu, kernels, nvme, perftest
 from orchestrator.model.probes import BurnProbe, GemvProbe, NvmeProbe
 
@@ -96,3 +96,66 @@ def test_the_bandwidth_is_the_average_column() -> None:
     row = " 65536      882805           0.00               92.57                0.176554\n"
     assert perftest.parse_bandwidth(text + row) == 92.57
     assert perftest.parse_bandwidth(text) is None
+
+
+REPORT = """\
+---------------------------------------------------------------------------------------
+                    RDMA_Write BW Test
+ Dual-port       : OFF\t\tDevice         : rocep1s0f1
+ Number of qps   : 1\t\tTransport type : IB
+ Mtu             : 4096[B]
+ Link type       : Ethernet
+ GID index       : 3
+---------------------------------------------------------------------------------------
+ local address: LID 0000 QPN 0x0091 PSN 0xd5a1c RKey 0x1fff00 VAddr 0x0073a1b8a00000
+ GID:            00:00:00:00:00:00:00:00:00:00:255:255:192:168:200:13
+---------------------------------------------------------------------------------------
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]    MsgRate[Mpps]
+ 65536      882805           0.00               92.57                0.176554
+---------------------------------------------------------------------------------------
+"""
+"""As NVIDIA's performance guide prints it for one twin."""
+SENDS = perftest.command("rocep1s0f1", 3, 18515, "192.168.200.12")
+LISTENS = perftest.command("rocep1s0f1", 3, 18515, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "perftest is not installed (apt install perftest)"),
+        ({"hangs": True}, "did not answer within 18 s"),
+        (
+            {
+                "status": 1,
+                "err": " Couldn't connect to 192.168.200.12:18515\n Unable to open file descriptor",
+            },
+            "Couldn't connect",
+        ),
+        (
+            {"status": 1, "err": " Did not detect devices \n If device exists, check if driver is up\n"},
+            "Did not detect",
+        ),
+        ({"status": 0, "out": REPORT.rpartition(" 65536")[0]}, "ib_write_bw on rocep1s0f1"),
+    ],
+)
+def test_why_the_bandwidth_could_not_be_measured_is_said(answer: Any, said: str) -> None:
+    source = Recorded({"commands": {" ".join(SENDS): answer} if answer else {}})
+    with pytest.raises(gpu.ProbeError) as caught:
+        perftest.run(source, "rocep1s0f1", 3, 18515, "192.168.200.12")
+    assert said in str(caught.value)
+
+
+def test_both_sides_of_a_recorded_measurement() -> None:
+    recorded = {" ".join(SENDS): REPORT, " ".join(LISTENS): "* Waiting for client to connect... *\n" + REPORT}
+    source = Recorded({"commands": recorded})
+    assert perftest.run(source, "rocep1s0f1", 3, 18515, "192.168.200.12") == {"gbps": 92.57}
+    assert perftest.run(source, "rocep1s0f1", 3, 18515, None) == {"gbps": 92.57}
+
+
+@pytest.mark.skipif(
+    shutil.which(perftest.TOOL) is None or Path("/sys/class/infiniband").is_dir(),
+    reason="needs perftest and a machine without RDMA",
+)
+def test_the_real_tool_without_a_device_is_an_answer() -> None:
+    with pytest.raises(gpu.ProbeError, match=r"rdma: ib_write_bw on rocep1s0f1: (?s:.)*[Dd]evice"):
+        perftest.run(Live(), "rocep1s0f1", 3, 18515, "127.0.0.1")
