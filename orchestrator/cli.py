@@ -285,7 +285,10 @@ def doctor(
     ] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Offer safe repairs, each with its undo.")] = False,
     sudo: Annotated[
-        bool, typer.Option("--sudo", help="Facts and repairs that need root may use `sudo -n` on the nodes.")
+        bool,
+        typer.Option(
+            "--sudo", help="Try `sudo -n` for what needs root, also where enroll installed no rights."
+        ),
     ] = False,
     yes: YesOption = False,
     profile: ProfileOption = None,

@@ -43,12 +43,16 @@ def export(path: str, clients: list[str]) -> dict[str, Any]:
 
 
 def unexport(path: str) -> None:
-    """Take it back, now and after a reboot. Fine when it is not exported."""
+    """Take it back, now and after a reboot. Fine when it is not exported.
+
+    The file first: while it is exported somebody comes back to finish; a file that nobody looks for would bring the
+    export back at the next boot.
+    """
     root, _ = text.split(path)
-    for client in sorted(exported(root)):
-        privileged.run(*rights.unexport(root, client), timeout_s=TOOL_TIMEOUT_S)
     if Path(text.EXPORTS_FILE).exists():
         privileged.run(*rights.DROP_EXPORTS, timeout_s=TOOL_TIMEOUT_S)
+    for client in sorted(exported(root)):
+        privileged.run(*rights.unexport(root, client), timeout_s=TOOL_TIMEOUT_S)
 
 
 def _options(path: str) -> str:

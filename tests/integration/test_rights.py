@@ -308,7 +308,7 @@ def test_the_checkpoint_is_shared_and_each_missing_right_is_named(site: Site) ->
     with site.without("spark-2", "unmount lazily") as line:
         assert [(where, line in text) for where, text in site.refusals("unshare")] == [("spark-2", True)]
     site.yard.run("spark-2", "sh", "-c", "kill $(cat /run/busy)")
-    for name in (f"unexport {client}", "drop exports"):
+    for name in ("drop exports", f"unexport {client}"):
         with site.without("spark-1", name) as line:
             assert [(where, line in text) for where, text in site.refusals("unshare")] == [
                 ("spark-1", True)

@@ -45,7 +45,10 @@ def test_every_line_names_a_program_of_the_system_and_no_wildcard() -> None:
 def test_visudo_accepts_the_list(tmp_path: Path) -> None:
     place = tmp_path / "list"
     odd = Right(
-        name="odd", argv=("/usr/bin/mount", "-o", "ro,sec=sys", "fd00::4%enP7s7:/a+b@c-d_e"), verb="share", why="characters"
+        name="odd",
+        argv=("/usr/bin/mount", "-o", "ro,sec=sys", "fd00::4%enP7s7:/a+b@c-d_e"),
+        verb="share",
+        why="characters",
     )
     place.write_text(sudoers("spark", [*page.example()[0], odd]))
     done = subprocess.run(["visudo", "-c", "-f", str(place)], capture_output=True, text=True, check=False)
