@@ -134,7 +134,7 @@ class Shell:
             return ACTIONS[ask](self._home, args, report)
         match ask:
             case "ping":
-                return {"node": self._home.node}
+                return {"node": self._home.node, "now_unix_s": time.time()}
             case "facts":
                 return look.facts(self._home, args)
             case "lease":

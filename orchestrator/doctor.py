@@ -5,10 +5,11 @@ Changes nothing by itself; with `deep` it puts load on the nodes, with `fix` it 
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from rich.console import Console
 
 from orchestrator import capture
 from orchestrator.checks import ABSENT, CHECKS, REACHABLE, UNREAD, examine, exit_code
-from orchestrator.checks.check import Node, Yard
+from orchestrator.checks.check import Node as SeenNode
+from orchestrator.checks.check import Yard
 from orchestrator.checks.remedies import remedies
 from orchestrator.deep import probe_all, with_pings
 from orchestrator.each import look
@@ -35,11 +37,15 @@ from orchestrator.model.profile import EnvSetting
 from orchestrator.model.step import Failure
 from orchestrator.plan.fabric import looked_up
 from orchestrator.plan.image import content
+from orchestrator.remote.node import Ask, Node, reply
 from orchestrator.run import World
 from orchestrator.verbs import Answer, Session
 from orchestrator.view import doctor as view
 
 Emit = Callable[[Said], None]
+CLOCK_TIMEOUT_S = 5.0
+CLOCK_ANSWER_S = 1.0
+"""Half of it is the error of an offset; `clock.skew` speaks from two seconds on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +76,30 @@ async def diagnose(
     world: World, goal: Goal, ignore: tuple[str, ...] = (), *, sudo: bool = False
 ) -> Diagnosis:
     """One look with hardware, pings along the links, one judgement."""
-    begin = time.time()
     args = {name: {**world.look_args().get(name, {}), "hardware": True, "sudo": sudo} for name in world.nodes}
     facts, failures = await look(world.nodes, args)
-    now = (begin + time.time()) / 2
-    yard = await with_pings(world.nodes, make_yard(goal, facts, failures, now))
+    offsets = await clock_offsets(world.nodes, facts)
+    yard = await with_pings(world.nodes, make_yard(goal, facts, failures, time.time(), offsets))
     return Diagnosis(yard, examine(yard, ignore), facts)
+
+
+async def clock_offsets(nodes: Mapping[str, Node], names: Iterable[str]) -> dict[str, float]:
+    """Each node's clock minus this one, seconds: asked on a connection that is open, so it answers in milliseconds.
+
+    A node that takes longer than `CLOCK_ANSWER_S` is left out: how slow it is would be taken for its clock.
+    """
+    found: dict[str, float] = {}
+
+    async def one(name: str) -> None:
+        begin = time.time()
+        answer = await reply(nodes[name], Ask("ping"), timeout_s=CLOCK_TIMEOUT_S)
+        end = time.time()
+        theirs = answer.value.get("now_unix_s")
+        if answer.failure is None and isinstance(theirs, (int, float)) and 0 <= end - begin <= CLOCK_ANSWER_S:
+            found[name] = float(theirs) - (begin + end) / 2
+
+    await asyncio.gather(*(one(name) for name in names))
+    return found
 
 
 async def visit(session: Session, options: Options, console: Console | None) -> Answer:
@@ -157,12 +181,18 @@ def _said(item: Done) -> Said:
     return Said(level, f"{text}; {item.detail}" if item.detail else text)
 
 
-def make_yard(goal: Goal, facts: ClusterFacts, failures: tuple[Failure, ...], now_unix_s: float) -> Yard:
-    """The nodes as the checks see them. ``now_unix_s`` is the controller's clock in the middle of the look."""
+def make_yard(
+    goal: Goal,
+    facts: ClusterFacts,
+    failures: tuple[Failure, ...],
+    now_unix_s: float,
+    offsets: Mapping[str, float],
+) -> Yard:
+    """The nodes as the checks see them. ``now_unix_s`` is the controller's clock, ``offsets`` how far each is from it."""
     why = {failure.node: failure.message for failure in failures}
     profile = goal.profile
     return Yard(
-        nodes=tuple(_node(goal, node, facts, why, now_unix_s) for node in goal.cluster.nodes),
+        nodes=tuple(_node(goal, node, facts, why, offsets.get(node.name)) for node in goal.cluster.nodes),
         now_unix_s=now_unix_s,
         topology=goal.cluster.topology,
         docker=profile.engine.runtime == "docker",
@@ -174,24 +204,25 @@ def make_yard(goal: Goal, facts: ClusterFacts, failures: tuple[Failure, ...], no
     )
 
 
-def _node(goal: Goal, node: ClusterNode, facts: ClusterFacts, why: dict[str, str], now_unix_s: float) -> Node:
+def _node(
+    goal: Goal, node: ClusterNode, facts: ClusterFacts, why: dict[str, str], offset_s: float | None
+) -> SeenNode:
     here = facts.get(node.name)
     if here is None:
-        return Node(node.name, unreachable=why.get(node.name, "did not answer"))
+        return SeenNode(node.name, unreachable=why.get(node.name, "did not answer"))
     try:
         hardware = Hardware.model_validate(here.hardware) if here.hardware is not None else None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        return Node(node.name, unreachable=f"its hardware facts are not usable: {where}: {first['msg']}")
+        return SeenNode(node.name, unreachable=f"its hardware facts are not usable: {where}: {first['msg']}")
     ports = goal.profile.ports
     ours = any(rank.alive and rank.deployment == goal.profile.name for rank in here.ranks)
     wanted = {ports.api} | ({ports.gate, ports.rendezvous} if node.name == goal.head.name else set())
-    return Node(
+    return SeenNode(
         node.name,
         hardware=hardware,
-        # The look takes half a second: a clock that is off by less than that cannot be told from it.
-        offset_s=here.now_unix_s - now_unix_s,
+        offset_s=offset_s,
         # While our own rank serves, its ports are taken by whom they should be.
         ports=() if ours else tuple(sorted(goal.port(node, port) for port in wanted)),
         paths=(node.root,),

@@ -5,11 +5,11 @@ This runs once, with the password of a person who may use sudo there; afterwards
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import subprocess
 from collections.abc import Callable
-from io import StringIO
 from typing import NamedTuple
 
 import paramiko
@@ -19,6 +19,7 @@ from orchestrator.remote.enroll import COMMAND_TIMEOUT_S, EnrollError, connectio
 
 MARK = "SPARKYARD-RIGHTS"
 DONE = "SPARKYARD-DONE"
+OUTPUT_MAX_BYTES = 1 << 20
 # Runs as root. Everything before the mark is not ours: a password that sudo did not ask for. All places are fixed here.
 PROGRAM = r"""
 import json, os, subprocess, sys
@@ -132,9 +133,13 @@ def _run(node: Node, argv: list[str], given: str) -> _Ran:
         raise EnrollError(f"{node.name}: no pinned host key yet")
     try:
         with connection(node, node.host_key, key_filename=node.key) as opened:
-            ran = opened.run(
-                shlex.join(argv), in_stream=StringIO(given), hide=True, warn=True, timeout=COMMAND_TIMEOUT_S
-            )
+            opened.open()
+            # not `run`: it sends its input letter by letter, and fails when the command ends without reading it
+            stdin, stdout, stderr = opened.client.exec_command(shlex.join(argv), timeout=COMMAND_TIMEOUT_S)
+            with contextlib.suppress(OSError):
+                stdin.write(given)
+                stdin.channel.shutdown_write()
+            out, err = (stream.read(OUTPUT_MAX_BYTES).decode("utf-8", "replace") for stream in (stdout, stderr))
+            return _Ran(stdout.channel.recv_exit_status(), out, err)
     except (OSError, paramiko.SSHException) as error:
         raise EnrollError(f"{node.name}: {error}") from error
-    return _Ran(int(ran.exited), str(ran.stdout), str(ran.stderr))
