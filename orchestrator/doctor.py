@@ -44,8 +44,8 @@ from orchestrator.view import doctor as view
 
 Emit = Callable[[Said], None]
 CLOCK_TIMEOUT_S = 5.0
-CLOCK_ANSWER_S = 1.0
-"""Half of it is the error of an offset; `clock.skew` speaks from two seconds on."""
+CLOCK_ANSWER_S = 0.5
+"""Half of it is the error of an offset; `clock.skew` speaks from one second on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def make_yard(
     now_unix_s: float,
     offsets: Mapping[str, float],
 ) -> Yard:
-    """The nodes as the checks see them. ``now_unix_s`` is the controller's clock, ``offsets`` how far each is from it."""
+    """The nodes as the checks see them. ``now_unix_s`` is this clock, ``offsets`` how far each node's is from it."""
     why = {failure.node: failure.message for failure in failures}
     profile = goal.profile
     return Yard(

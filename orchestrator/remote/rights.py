@@ -139,7 +139,9 @@ def _run(node: Node, argv: list[str], given: str) -> _Ran:
             with contextlib.suppress(OSError):
                 stdin.write(given)
                 stdin.channel.shutdown_write()
-            out, err = (stream.read(OUTPUT_MAX_BYTES).decode("utf-8", "replace") for stream in (stdout, stderr))
+            out, err = (
+                stream.read(OUTPUT_MAX_BYTES).decode("utf-8", "replace") for stream in (stdout, stderr)
+            )
             return _Ran(stdout.channel.recv_exit_status(), out, err)
     except (OSError, paramiko.SSHException) as error:
         raise EnrollError(f"{node.name}: {error}") from error
