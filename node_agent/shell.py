@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from node_agent import busy, doctor, evidence, look, process, rights, shown, tree, watch
-from node_agent.actions import blobs, desired, engine, image, load, pack, probe, ranks, share
+from node_agent.actions import blobs, desired, engine, image, load, paced, pack, probe, ranks, share
 from node_agent.files import tail
 from node_agent.home import Home
 from node_agent.lease import Lease
@@ -169,6 +169,8 @@ class Shell:
                 return probe.ask(self._home, args)
             case "shown":
                 return shown.read(self._home, args)
+            case "paced":
+                return paced.read(self._home, args)
             case "evidence":
                 return evidence.read(self._home, args)
             case "smoke":

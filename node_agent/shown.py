@@ -56,14 +56,16 @@ def _lines(log: Path) -> list[str]:
 
 
 def _store(path: Path) -> dict[str, Any]:
-    """File system of the store, and whether its disk hangs on USB or turns."""
+    """File system of the store, its block device, and whether that hangs on USB or turns."""
     disk = look.disk(path)
     number = (path if path.exists() else path.parent).stat().st_dev
     device = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     try:
         real = os.path.realpath(device)
         base = Path(real) if (Path(real) / "queue").exists() else Path(real).parent
-        rotational = (base / "queue" / "rotational").read_text(encoding="ascii").strip() == "1"
+        # a virtual disk says that it turns, whatever lies below it
+        said = (base / "queue" / "rotational").read_text(encoding="ascii").strip() == "1"
+        rotational = None if "/virtio" in real else said
     except OSError:
         real, rotational = "", None
     return {
@@ -71,4 +73,5 @@ def _store(path: Path) -> dict[str, Any]:
         "filesystem": disk["filesystem"],
         "usb": "/usb" in real,
         "rotational": rotational,
+        "device": Path(real).name if real and device.exists() else "",
     }

@@ -28,7 +28,9 @@ from orchestrator.package import build_package
 from orchestrator.plan import serve as serve_plan
 from orchestrator.plan import up
 from orchestrator.plan.fit import Budget
-from orchestrator.proof import prove
+from orchestrator.plan.proven import Item
+from orchestrator.plan.proven import failures as unproven_items
+from orchestrator.proof import proof_json, prove
 from orchestrator.remote.node import Ask, Node, Progressed, Reply, reply
 from orchestrator.remote.nodes import nodes
 from orchestrator.run import Outcome, WallClock, World, converge, dry_run, observe
@@ -129,10 +131,11 @@ async def converging(session: Session, verb: str) -> Answer:
         wait_s = STOP_LEASE_WAIT_S if verb == "stop" else 0.0
         outcome = await converge(world, up.verb(verb, goal, session.budget(verb)), lease_wait_s=wait_s)
         failures = outcome.failures
-        slow = False
+        slow, items = False, tuple[Item, ...]()
         if verb in STARTING and not failures and not outcome.interrupted:
             _say_weights(session, goal, outcome.facts)
-            failures = await prove(world, goal, outcome.facts, session.ignore)
+            items = await prove(world, goal, outcome.facts, session.ignore)
+            failures = unproven_items(items)
             # what served before this verb goes on serving, slowly; only what it started itself is ended
             slow = bool(failures) and _started(outcome)
         if failures and outcome.leased and verb in STARTING and (slow or _unproven(goal, outcome)):
@@ -142,7 +145,8 @@ async def converging(session: Session, verb: str) -> Answer:
     exit_code = Exit.INTERRUPTED if outcome.interrupted else _exit_of(failures)
     seconds = time.monotonic() - begin
     session.emit(RunEnded(verb, exit_code, seconds, failures))
-    return Answer(run_json(verb, outcome.stages, failures, seconds), exit_code)
+    data = run_json(verb, outcome.stages, failures, seconds)
+    return Answer(data | ({"proven": proof_json(items)} if items else {}), exit_code)
 
 
 def _say_weights(session: Session, goal: Goal, facts: ClusterFacts) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 from node_agent.files import read_json, write_json
@@ -44,6 +46,17 @@ class Api:
         except (urllib.error.URLError, OSError) as error:
             raise Refused(f"the API at {self.base} does not answer {path}: {error}") from None
 
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[bytes]:
+        """Lines of a streamed answer as they come; Refused when it is none, or breaks."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.base + path, data=data, headers=self._headers)  # noqa: S310 - loopback
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as response:  # noqa: S310
+                while line := response.readline(ANSWER_MAX_BYTES):
+                    yield line
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+            raise Refused(f"the API at {self.base} does not stream {path}: {error}") from None
+
     def completion(self, prompt: str, tokens: int, **more: Any) -> str:
         """Greedy text; Refused when there is none."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **more}
@@ -61,7 +74,8 @@ class Api:
             ) from None
 
 
-def _api(home: Home, args: dict[str, Any]) -> Api:
+def api(home: Home, args: dict[str, Any]) -> Api:
+    """The API that a request is about: its `port`, `model`, `timeout_s` and `key_file`."""
     key = None
     if args.get("key_file"):
         with open(args["key_file"], encoding="utf-8") as file:
@@ -72,9 +86,9 @@ def _api(home: Home, args: dict[str, Any]) -> Api:
 def canary(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     """One short generation through all ranks, written into the boot record."""
     begin = time.monotonic()
-    api = _api(home, args)
+    asked = api(home, args)
     # twice: the second finds its prompt in the cache, as every later canary does
-    texts = [api.completion(PROMPT, CANARY_TOKENS) for _ in range(2)]
+    texts = [asked.completion(PROMPT, CANARY_TOKENS) for _ in range(2)]
     _record(home, args, {"canary": True, "canary_texts": texts, "ready_unix_s": time.time()})
     return {"text": texts[-1], "seconds": time.monotonic() - begin}
 
@@ -82,7 +96,7 @@ def canary(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
 def ask(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     """A canary that changes nothing. `right`: it begins as one of the boot's did; None when those are not known."""
     begin = time.monotonic()
-    text = _api(home, args).completion(PROMPT, WATCH_TOKENS)
+    text = api(home, args).completion(PROMPT, WATCH_TOKENS)
     record = read_json(home.boot_file(args["deployment"], int(args["generation"]))) or {}
     known = record.get("canary_texts")
     right = any(str(one).startswith(text.rstrip(CUT_OFF)) for one in known) if known else None
@@ -104,7 +118,7 @@ def smoke(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
 
 def check(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     """Every item of the smoke with its result; changes nothing."""
-    api = _api(home, args)
+    asked = api(home, args)
     items = []
     for name, run in (
         ("models", _models),
@@ -115,7 +129,7 @@ def check(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     ):
         begin = time.monotonic()
         try:
-            detail, ok = run(api), True
+            detail, ok = run(asked), True
         except Refused as error:
             detail, ok = str(error), False
         items.append(

@@ -153,6 +153,32 @@ class Deadlines(Frozen):
     """The whole smoke."""
 
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Band(Frozen):
+    """What one request on a gang at rest takes, measured after each start: from, to, in seconds.
+
+    Above it is said, above twice of it the start fails: the slow paths that nothing else shows cost a factor of two to
+    five. Below it is said, too: such a gang serves something else than this model.
+    """
+
+    first_token_s: tuple[Seconds, Seconds]
+    """First token of a new prompt of about 70 tokens."""
+    step_s: tuple[Seconds, Seconds]
+    """From one streamed chunk to the next, the median."""
+    source: str = Field(min_length=1)
+    """Where the figures come from."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Band:
+        for name in ("first_token_s", "step_s"):
+            low, high = getattr(self, name)
+            if low >= high:
+                raise ValueError(f"{name}: {low:g} to {high:g} is no range")
+        return self
+
+
 class FlagSetting(Frozen):
     """A command-line flag that the SGLang argument parser accepts."""
 
@@ -207,6 +233,8 @@ class Profile(Frozen):
     memory: Memory
     ports: Ports
     deadlines: Deadlines
+    band: Band | None = None
+    """How fast it must answer; without it the measured figures are only said."""
     settings: tuple[Setting, ...] = ()
 
     @property

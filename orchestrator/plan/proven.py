@@ -5,22 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from orchestrator.model.frozen import Frozen
 from orchestrator.model.goal import Goal
 from orchestrator.model.profile import FlagSetting
 from orchestrator.model.step import Failure
 
-ITEMS = ("network", "hcas", "graphs", "speculation", "store", "kv_pool")
+ITEMS = ("network", "hcas", "graphs", "speculation", "store", "kv_pool", "greedy", "pace")
 REMOTE_FILESYSTEMS = ("nfs", "cifs", "smb", "9p", "ceph", "glusterfs", "fuse")
 NO_DISK = ("tmpfs", "ramfs")
 _USING = re.compile(r"NET/IB\s*: Using (.*)")
 _HCA = re.compile(r"\[\d+\]([A-Za-z0-9_]+):\d+")
 _SOCKET = re.compile(r"Using network Socket|NET/Socket\s*: Using")
 _IB = re.compile(r"Using network IB|NET/IB\s*: Using")
+SLOW_FACTOR = 2.0
+"""Above the band times this a start fails: the slow paths that are known cost a factor of two to five."""
 _GRAPHS_OFF = frozenset({"--disable-cuda-graph"})
 
 
@@ -40,6 +42,20 @@ class Shown(Frozen):
     """RDMA devices that the rank was given in its environment."""
 
 
+Answered = Annotated[str, StringConstraints(max_length=10_000)]
+Ids = Annotated[tuple[int, ...], Field(max_length=1000)]
+
+
+class Paced(Frozen):
+    """What the agent's request `paced` answers for rank 0."""
+
+    first_token_s: float = Field(gt=0, allow_inf_nan=False)
+    step_s: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    steps: int = Field(ge=0)
+    texts: tuple[Answered, Answered]
+    ids: tuple[Ids, Ids]
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One thing that was looked at on one rank."""
@@ -56,12 +72,14 @@ class Item:
 def judge(
     goal: Goal,
     shown: Mapping[int, Shown],
+    paced: Paced | str | None = None,
     ignore: tuple[str, ...] = (),
 ) -> tuple[Item, ...]:
     """Every item of every rank that applies to this profile and cluster.
 
     Args:
         shown: by rank.
+        paced: the timed generations, or why there are none; None when nobody asked.
         ignore: names of items; an error among them becomes a warning.
     """
     found = []
@@ -73,6 +91,7 @@ def judge(
         found += _network(goal, node.name, rank, seen)
         found += _engine(goal, node.name, rank, seen)
         found += _store(goal, node.name, rank, seen)
+    found += _answers(goal, shown.get(0), paced)
     return tuple(
         _demoted(item) if item.name in ignore and item.severity == "error" else item for item in found
     )
@@ -168,7 +187,65 @@ def _store(goal: Goal, node: str, rank: int, seen: Shown) -> list[Item]:
     elif seen.store.get("rotational"):
         fault = "its Engram rows lie on a turning disk"
     if not fault:
-        return [Item("store", node, rank, "good", f"Engram rows on {kind}, local")]
+        device = str(seen.store.get("device") or "")
+        where = f"the disk {device} of this node" if device else "no block device that this node names"
+        return [Item("store", node, rank, "good", f"Engram rows on {kind}, {where}")]
     # in the lab the place is a test's own folder, and no row comes late
     severity: Literal["warning", "error"] = "warning" if goal.cluster.topology == "single-host" else "error"
     return [Item("store", node, rank, severity, fault, "set the node's root in cluster.yaml to its NVMe")]
+
+
+def _answers(goal: Goal, head: Shown | None, paced: Paced | str | None) -> list[Item]:
+    """Two greedy runs of one prompt, and how long its tokens took."""
+    name = goal.head.name
+    if paced is None:
+        return []
+    if isinstance(paced, str):
+        return [Item("greedy", name, 0, "warning", f"no timed answer: {paced}", "sparkyard smoke shows more")]
+    return [_greedy(name, paced), *_pace(goal, name, head, paced)]
+
+
+def _greedy(node: str, paced: Paced) -> Item:
+    one, other = paced.ids if all(paced.ids) else paced.texts
+    if one == other:
+        unit = "tokens" if all(paced.ids) else "characters"
+        return Item("greedy", node, 0, "good", f"two greedy runs are equal, {len(one)} {unit}")
+    place = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+    text = f"two greedy runs of one prompt differ from token {place} on"
+    if not all(paced.ids):
+        text = f"two greedy runs of one prompt differ from character {place} on"
+    remedy = (
+        "a kernel that adds in no fixed order, or rows that are not read right: compare with --ignore greedy"
+    )
+    return Item("greedy", node, 0, "error", text, remedy, tuple(repr(found)[:200] for found in paced.texts))
+
+
+def _pace(goal: Goal, node: str, head: Shown | None, paced: Paced) -> list[Item]:
+    """Each figure against the profile's band; nothing is judged while other requests are in work."""
+    band = goal.profile.band
+    running = head.gauges.get("num_running_reqs", 0.0) if head is not None else 0.0
+    found = []
+    for what, measured_s, wanted in (
+        ("first token after", paced.first_token_s, band.first_token_s if band else None),
+        (f"a step (median of {paced.steps}) in", paced.step_s, band.step_s if band else None),
+    ):
+        if measured_s is None:
+            continue
+        text = f"{what} {measured_s * 1e3:.0f} ms"
+        if wanted is None or running > 0:
+            why = f"{running:.0f} other requests in work" if running > 0 else "the profile has no band"
+            found.append(Item("pace", node, 0, "good", f"{text}; not judged: {why}"))
+            continue
+        low_s, high_s = wanted
+        text += f", band {low_s * 1e3:g} to {high_s * 1e3:g} ms"
+        if measured_s > high_s:
+            severity: Literal["error", "warning"] = (
+                "error" if measured_s > SLOW_FACTOR * high_s else "warning"
+            )
+            remedy = "a slow path: sparkyard doctor --deep, clocks and links; bench shows which part is slow"
+            found.append(Item("pace", node, 0, severity, f"slow: {text}", remedy))
+        elif measured_s < low_s:
+            found.append(Item("pace", node, 0, "warning", f"too quick for this model: {text}"))
+        else:
+            found.append(Item("pace", node, 0, "good", text))
+    return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.load import load_profile
 from orchestrator.model.cluster import Cluster
 from orchestrator.model.goal import Goal, Package
-from orchestrator.plan.proven import Shown, failures, judge
+from orchestrator.plan.proven import Item, Paced, Shown, failures, judge
 from tests.clusters import lab_cluster, lab_profile
 
 IB = "spark-1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f0:1/RoCE [1]roceP2p1s0f0:1/RoCE [RO]; OOB enP7s7:10.0.0.1<0>"
@@ -104,6 +106,56 @@ def test_ignoring_demotes_and_never_hides() -> None:
     items = judge(goal(), {0: GOOD, 1: shown, 2: GOOD}, ignore=("network",))
     assert failures(items) == ()
     assert [item.text for item in items if item.severity == "warning"] == ["NCCL uses TCP sockets, not RDMA"]
+
+
+IDS = ((5, 6, 7), (5, 6, 7))
+QUICK = Paced(first_token_s=0.3, step_s=0.06, steps=46, texts=("a b c", "a b c"), ids=IDS)
+
+
+def answers(paced: Paced | str, head: Shown = GOOD) -> dict[str, list[Item]]:
+    """Items of the timed generations on the lab, by name."""
+    items = judge(goal("single-host"), {0: head, 1: GOOD, 2: GOOD}, paced)
+    return {name: [item for item in items if item.name == name] for name in ("greedy", "pace")}
+
+
+def test_two_equal_runs_inside_the_band() -> None:
+    found = answers(QUICK)
+    assert [item.severity for item in (*found["greedy"], *found["pace"])] == ["good"] * 3
+    assert "3 tokens" in found["greedy"][0].text
+
+
+def test_two_greedy_runs_that_differ_are_refused_from_the_token_on() -> None:
+    (item,) = answers(QUICK.model_copy(update={"ids": ((5, 6, 7), (5, 8, 7))}))["greedy"]
+    assert item.severity == "error"
+    assert "differ from token 1 on" in item.text
+    (item,) = answers(QUICK.model_copy(update={"ids": ((), ()), "texts": ("a b c", "a b d")}))["greedy"]
+    assert item.severity == "error"
+    assert "differ from character 4 on" in item.text
+
+
+def test_slow_is_said_and_twice_as_slow_is_refused() -> None:
+    band = goal("single-host").profile.band
+    assert band is not None
+    for figure, (low_s, high_s) in {"step_s": band.step_s, "first_token_s": band.first_token_s}.items():
+        wanted = {0.5 * low_s: "warning", high_s: "good", 1.5 * high_s: "warning", 2.5 * high_s: "error"}
+        for seconds, severity in wanted.items():
+            found = answers(QUICK.model_copy(update={figure: seconds}))["pace"]
+            assert sorted(item.severity for item in found) == sorted(["good", severity]), (figure, seconds)
+
+
+def test_the_pace_is_not_judged_while_others_are_served_or_without_a_band() -> None:
+    slow = QUICK.model_copy(update={"step_s": 99.0})
+    busy = GOOD.model_copy(update={"gauges": {**GOOD.gauges, "num_running_reqs": 3.0}})
+    assert {item.severity for item in answers(slow, busy)["pace"]} == {"good"}
+    whole = goal("single-host")
+    bare = replace(whole, profile=whole.profile.model_copy(update={"band": None}))
+    items = judge(bare, dict.fromkeys(range(3), GOOD), slow)
+    assert {item.severity for item in items if item.name == "pace"} == {"good"}
+    assert any("no band" in item.text for item in items)
+
+
+def test_no_timed_answer_is_a_warning() -> None:
+    assert [item.severity for item in answers("timed out")["greedy"]] == ["warning"]
 
 
 def test_nothing_of_the_network_applies_on_one_host() -> None:

@@ -47,6 +47,7 @@ def quick_profile() -> Profile:
     first = PORTS_FROM + os.getpid() % PORT_BLOCKS * PORTS_A_BLOCK
     data["ports"] |= {"api": first, "gate": first + 10, "rendezvous": first + 20}
     data["deadlines"] |= QUICK
+    data["band"] = None
     data["memory"] |= {"gate_bytes": 0, "floor_below_start_bytes": 1 << 40, "back_tolerance_bytes": 1 << 40}
     return Profile.model_validate(data)
 
