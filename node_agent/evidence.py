@@ -9,6 +9,7 @@ from typing import Any
 from node_agent import look
 from node_agent.files import read_json, tail
 from node_agent.home import Home
+from node_agent.watch import pulse
 
 LOG_LINES = 4000
 LOG_BYTES = 1 << 20
@@ -29,13 +30,15 @@ def read(home: Home, args: dict[str, Any]) -> dict[str, Any]:
             folders[rank] = max(
                 folders.get(rank, (-1, folder)), (generation, folder), key=lambda item: item[0]
             )
+    signs = {(sign["generation"], sign["rank"]): sign for sign in pulse.ranks(home, deployment)}
     return {
         "ranks": [
             {
                 "rank": rank,
                 "generation": generation,
                 "logs": {name: tail(folder / name, LOG_LINES, LOG_BYTES) for name in FILES},
-                "documents": {name: read_json(folder / name) for name in DOCUMENTS},
+                "documents": {name: read_json(folder / name) for name in DOCUMENTS}
+                | {"pulse.json": signs.get((generation, rank))},
             }
             for rank, (generation, folder) in sorted(folders.items())
         ],

@@ -13,9 +13,10 @@ from types import ModuleType
 
 from orchestrator.model.facts import Desired
 from orchestrator.watch import gang as production
-from orchestrator.watch.gang import AskCanary, GiveUp, Nothing, Revive
+from orchestrator.watch.gang import AskCanary, GiveUp, KeepEvidence, Nothing, Revive
 from orchestrator.watch.policy import Memory, Policy, Target
 from orchestrator.watch.seen import BootSeen, CanarySeen, EngineSeen, NodeSeen, RankSeen, Seen
+from orchestrator.watch.verdict import State
 
 NODES = ("spark-1", "spark-2", "spark-3")
 TARGET = Target("d", "p", NODES)
@@ -102,6 +103,7 @@ class GangWorld:
     restarts: list[float] = field(default_factory=list)
     states: set[str] = field(default_factory=set)
     given_up: int = 0
+    kept: bool = False
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)  # noqa: S311 - a simulation, not a secret
@@ -274,6 +276,8 @@ class GangWorld:
         seen = self.look()
         self.memory, verdict, decision = self.watch.step(self.policy, TARGET, self.memory, seen)
         self.states.add(verdict.state.name)
+        if verdict.state is not State.UNREACHABLE:
+            self.kept = False
         match decision:
             case AskCanary(timeout_s=timeout_s):
                 if self.asked is not None:
@@ -285,9 +289,19 @@ class GangWorld:
             case GiveUp(why=why):
                 self.allowed(seen, why)
                 self.give_up()
+            case KeepEvidence():
+                self.keep(seen)
             case Nothing():
                 pass
         self.noticed()
+
+    def keep(self, seen: Seen) -> None:
+        """Evidence is kept once for each time that nodes are silent, and not for a flapping link."""
+        if not seen.silent:
+            raise Violation("evidence of silent nodes, and none is silent")
+        if self.kept:
+            raise Violation("the same silence is kept twice")
+        self.kept = True
 
     def allowed(self, seen: Seen, why: str) -> None:
         """A restart only of what is broken, wanted, whole in reach, and nobody else's."""

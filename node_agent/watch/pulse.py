@@ -28,7 +28,7 @@ OWN_REASONS = ("memory_floor", "plugin_missing", "hang", "spawn_failed")
 def read(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     """Everything about the ranks of ``deployment`` on this node."""
     deployment = str(args["deployment"])
-    ranks = _ranks(home, deployment)
+    found = ranks(home, deployment)
     pressure = parse_pressure(_text(Path("/proc/pressure/memory")))
     return {
         "now_unix_s": time.time(),
@@ -46,12 +46,12 @@ def read(home: Home, args: dict[str, Any]) -> dict[str, Any]:
             for boot in look.boots(home)
             if boot.get("deployment") == deployment
         ],
-        "ranks": ranks,
-        "engine": _engine(home, deployment, ranks),
+        "ranks": found,
+        "engine": _engine(home, deployment, found),
     }
 
 
-def _ranks(home: Home, deployment: str) -> list[dict[str, Any]]:
+def ranks(home: Home, deployment: str) -> list[dict[str, Any]]:
     """Every rank of the deployment that has a folder here; the dead ones too, for why they ended."""
     living = process.marked(look.RANK_MARK)
     contained: set[tuple[str, int, int]] | None = None

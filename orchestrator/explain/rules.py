@@ -279,6 +279,24 @@ RULES: tuple[Rule, ...] = (
         "install the torch version of the engine's lock: sparkyard build",
     ),
     Rule(
+        "stopped",
+        "processes of a rank are stopped",
+        _texts(r'"stopped": [1-9]'),
+        "SIGSTOP, a debugger or a frozen cgroup: nothing of the engine does that by itself; kill -CONT lets them go on",
+    ),
+    Rule(
+        "guard_lost",
+        "a rank's guard is gone without a word",
+        _texts(r'"ended": "lost: ', r"lost: the guard is gone without a word"),
+        "it was killed from outside, or its node was restarted: look in kernel.log and for other OOM guards there",
+    ),
+    Rule(
+        "node_silent",
+        "a node did not answer",
+        _texts(r"^\S+ did not answer: "),
+        "its SSH server, its links or the node itself: sparkyard doctor; a rank that still serves goes on serving",
+    ),
+    Rule(
         "init_hang",
         "not every rank came to the rendezvous",
         _texts(

@@ -41,6 +41,7 @@ def _write(replies: Mapping[str, Reply], deployment: str, below: Path, why: str)
     for node, answer in replies.items():
         if answer.failure is not None:
             silent[node] = answer.failure.message
+            _write_silent(folder, node, answer.failure.message)
             continue
         try:
             _write_node(folder, node, answer.value)
@@ -58,6 +59,12 @@ def _write(replies: Mapping[str, Reply], deployment: str, below: Path, why: str)
     folder.rename(final)
     _prune(below)
     return final
+
+
+def _write_silent(folder: Path, node: str, why: str) -> None:
+    own = folder / f"node-{node}"
+    own.mkdir()
+    (own / "silent.txt").write_text(f"{node} did not answer: {why}\n", encoding="utf-8")
 
 
 def _write_node(folder: Path, node: str, value: dict[str, Any]) -> None:
@@ -81,7 +88,7 @@ def _write_node(folder: Path, node: str, value: dict[str, Any]) -> None:
 
 
 LOGS = frozenset({"engine.log", "guard.log", "guard.out"})
-DOCUMENTS = frozenset({"status.json", "rank.json", "proof.json", "engram.json"})
+DOCUMENTS = frozenset({"status.json", "rank.json", "proof.json", "engram.json", "pulse.json"})
 """Names that are written; an agent cannot choose others."""
 
 

@@ -22,6 +22,13 @@ class AskCanary:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepEvidence:
+    """Nothing can be done now, and what the ranks wrote may be gone by the time that something can."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Revive:
     """Save the evidence, then bring it to serving: `fresh` as the next generation, else what runs is carried on."""
 
@@ -36,7 +43,7 @@ class GiveUp:
     why: str
 
 
-Decision = Nothing | AskCanary | Revive | GiveUp
+Decision = Nothing | AskCanary | KeepEvidence | Revive | GiveUp
 
 
 def step(policy: Policy, target: Target, memory: Memory, seen: Seen) -> tuple[Memory, Verdict, Decision]:
@@ -141,7 +148,11 @@ def _recent(policy: Policy, memory: Memory, at_s: float) -> tuple[float, ...]:
 def _decide(
     policy: Policy, target: Target, memory: Memory, seen: Seen, verdict: Verdict
 ) -> tuple[Memory, Decision]:
+    if verdict.state is not State.UNREACHABLE and memory.kept:
+        memory = replace(memory, kept=False)
     match verdict.state:
+        case State.UNREACHABLE if not memory.kept and _silent_s(memory, seen) >= policy.silent_s:
+            return replace(memory, kept=True), KeepEvidence(f"{verdict.state}: {verdict.why}")
         case State.DOWN | State.DEAD | State.HUNG | State.GARBAGE:
             return memory, _revive(policy, memory, seen, fresh=True, why=f"{verdict.state}: {verdict.why}")
         case State.BOOTING if _orphaned(policy, target, memory, seen):
@@ -151,6 +162,13 @@ def _decide(
         case State.IDLE | State.BUSY | State.PREFILL | State.SLOW | State.PRESSURE | State.UNREACHABLE:
             return _canary(policy, target, memory, seen)
     return memory, Nothing()
+
+
+def _silent_s(memory: Memory, seen: Seen) -> float:
+    """For how long the node that has been silent longest does not answer."""
+    return max(
+        (seen.at_s - memory.since.get(f"silent {name}", seen.at_s) for name in seen.silent), default=0.0
+    )
 
 
 def _orphaned(policy: Policy, target: Target, memory: Memory, seen: Seen) -> bool:

@@ -88,6 +88,8 @@ class Guardian:
                 self._asking = asyncio.create_task(self._ask(generation, timeout_s))
             case gang.Revive() | gang.GiveUp() if not self._acts:
                 return
+            case gang.KeepEvidence(why=why):
+                self._say("note", f"evidence of the nodes that answer in {await self._save(why)}")
             case gang.Revive(fresh=fresh, why=why):
                 await self._revive(self._generation(view), fresh=fresh, why=why)
             case gang.GiveUp(why=why):

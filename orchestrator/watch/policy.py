@@ -33,6 +33,8 @@ class Policy:
     """A canary that takes `slow_factor` times the usual and at least this is slow."""
     orphan_s: float = 20.0
     """A boot that nobody carries on (no lease is held) is taken over after this."""
+    silent_s: float = 60.0
+    """A node that is silent for so long: what the others know is kept as evidence, once. A flapping link is not."""
     back_off_s: float = 10.0
     back_off_max_s: float = 600.0
     """Before a second restart; doubled each time."""
@@ -84,5 +86,7 @@ class Memory:
     """Since when each suspicion holds without a break."""
     restarts: tuple[float, ...] = ()
     """When the gang was restarted, within the window and since the last long good health."""
+    kept: bool = False
+    """The evidence about the nodes that are silent now is kept."""
     not_before_s: float = 0.0
     good_since_s: float | None = None

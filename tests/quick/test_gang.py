@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.watch import gang, seen, verdict
-from orchestrator.watch.gang import AskCanary, GiveUp, Nothing, Revive
+from orchestrator.watch.gang import AskCanary, GiveUp, KeepEvidence, Nothing, Revive
 from orchestrator.watch.policy import Memory, Policy
 from orchestrator.watch.seen import BootSeen, CanarySeen, EngineSeen, Seen
 from orchestrator.watch.verdict import State
@@ -51,7 +51,8 @@ def mutated(old: str, new: str, where: types.ModuleType = gang) -> types.ModuleT
     sys.modules[copy.__name__] = copy
     exec(compile(source.replace(old, new), where.__file__ or "", "exec"), copy.__dict__)  # noqa: S102 - our own source
     if where is gang:
-        copy.AskCanary, copy.Revive, copy.GiveUp, copy.Nothing = AskCanary, Revive, GiveUp, Nothing
+        for kind in (AskCanary, GiveUp, KeepEvidence, Nothing, Revive):
+            setattr(copy, kind.__name__, kind)
         return copy
     top = mutated("from __future__ import annotations", "from __future__ import annotations")
     for name in ("judge", "wanted", "failed_in_a_row"):
@@ -87,6 +88,7 @@ MUTATIONS = {
         "memory.failed_canaries >= 1",
     ),
     "a hang is never said": (verdict, "doubt_s >= policy.hang_s", "doubt_s >= 1e9"),
+    "evidence at every look": (gang, "replace(memory, kept=True), KeepEvidence", "memory, KeepEvidence"),
     "a canary that failed is life": (
         gang,
         "            first = memory.failed_canaries == 0\n",
@@ -167,6 +169,21 @@ def test_the_first_that_died_is_named_and_a_guards_own_reason_before_all() -> No
     assert state is State.DEAD
     assert isinstance(decision, Revive)
     assert why.startswith("memory floor on the shared host: spark-3: rank 2 ended: memory_floor")
+
+
+def test_a_node_that_stays_silent_leaves_evidence_once_and_a_flap_none() -> None:
+    world = GangWorld(1)
+    nodes = {name: node for name, node in world.look().nodes.items() if name != "spark-2"}
+    quiet = [at(world, at_s, nodes=nodes, silent={"spark-2": "no answer"}) for at_s in range(0, 95, 5)]
+    memory, kept = Memory(), []
+    for look in quiet:
+        memory, _, decision = gang.step(Policy(), TARGET, memory, look)
+        kept += [look.at_s] if isinstance(decision, KeepEvidence) else []
+    assert kept == [60]
+    flapping = [look if number % 4 else at(world, look.at_s) for number, look in enumerate(quiet)]
+    for look in flapping:
+        memory, _, decision = gang.step(Policy(), TARGET, memory, look)
+        assert not isinstance(decision, KeepEvidence)
 
 
 def test_memory_that_gets_short_is_said_and_nothing_is_done() -> None:
