@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
@@ -12,11 +13,12 @@ import psutil
 from orchestrator.lab.place import Place
 from orchestrator.model.event import Said
 from orchestrator.model.facts import ClusterFacts, RankFacts
-from orchestrator.model.sample import GangRestarted, Happened
+from orchestrator.model.sample import CanaryAnswered, GangRestarted, Happened
 from orchestrator.verbs import Session, smoke, status
 from orchestrator.watch import evidence
 from orchestrator.watch.guardian import Guardian
 from orchestrator.watch.policy import Policy
+from orchestrator.watch.verdict import State
 
 
 class Lab(Protocol):
@@ -46,6 +48,11 @@ class Watched:
         self.lab, self.folder, self.policy = lab, folder, policy
         self.every_s, self.bound_s = every_s, bound_s
         self.events: list[Happened] = []
+        self.at_s: list[float] = []
+        """When each of them came."""
+        self.guardian: Guardian | None = None
+        self.happened_s = 0.0
+        """When the test did what it does."""
 
     def run(self, until: Callable[[], bool], then: Callable[[], object] | None = None) -> None:
         """Watch; do `then` once the gang was found well; go on until `until`. AssertionError after the bound."""
@@ -55,12 +62,12 @@ class Watched:
             session.strict_conformance = False
             goal, payloads = session.goal()
             async with session.world(payloads) as world:
-                world.emit = self.events.append
+                world.emit = self._take
 
                 async def save(why: str) -> str:
                     return str(await evidence.save(world.nodes, goal.profile.name, self.folder, why))
 
-                guardian = Guardian(world, goal, self.events.append, save, self.policy)
+                guardian = self.guardian = Guardian(world, goal, self._take, save, self.policy)
                 watching = asyncio.create_task(guardian.run(self.every_s))
                 try:
                     async with asyncio.timeout(self.bound_s):
@@ -70,6 +77,7 @@ class Watched:
                                 "BUSY",
                             }:
                                 await asyncio.sleep(0.1)
+                            self.mark()
                             happening = then()
                             if isinstance(happening, Awaitable):
                                 await happening
@@ -83,11 +91,38 @@ class Watched:
 
         asyncio.run(go())
 
+    def _take(self, happened: Happened) -> None:
+        self.events.append(happened)
+        self.at_s.append(self.now_s())
+
+    def now_s(self) -> float:
+        """The clock of `at_s`."""
+        return time.monotonic()
+
+    def mark(self) -> None:
+        """The fault happens now."""
+        self.happened_s = self.now_s()
+
+    def first_said(self, beginning: str) -> float:
+        """When something that begins so was first said after the fault."""
+        for at_s, event in zip(self.at_s, self.events, strict=True):
+            if at_s >= self.happened_s and isinstance(event, Said) and event.text.startswith(beginning):
+                return at_s
+        raise AssertionError(f"never said: {beginning}; said: {self.said()}")
+
     def said(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Said)]
 
     def restarts(self) -> list[GangRestarted]:
         return [event for event in self.events if isinstance(event, GangRestarted)]
+
+    def canaries(self) -> list[CanaryAnswered]:
+        return [event for event in self.events if isinstance(event, CanaryAnswered)]
+
+    def verdict(self) -> State | None:
+        """What it finds the gang to be now."""
+        found = self.guardian.verdict if self.guardian else None
+        return found.state if found else None
 
     def serves_again(self) -> bool:
         return "it serves again" in self.said()
