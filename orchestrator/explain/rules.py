@@ -50,7 +50,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "memory_floor",
         "the guard ended the rank: memory fell below the floor",
-        _texts(r"memory_floor", r"MemAvailable was \d+ B, below the floor"),
+        _texts(r"\bmemory_floor\b", r"MemAvailable was \d+ B, below the floor"),
         "lower the KV pool (--max-total-tokens) or end what else uses memory: sparkyard plan serve shows the ledger",
     ),
     Rule(
