@@ -14,6 +14,8 @@ from typing import Any
 
 from node_agent.files import read_json, tail, write_json
 
+MARK_FILE = "rank.json"
+"""The rank spec: what the mark of a rank's processes names, in the folder that they are started in."""
 RECORDED_TIMEOUT_S = 15.0
 """A Python start on a busy node takes 0.1 to 2 s."""
 
@@ -26,14 +28,21 @@ def boot_id() -> str:
 def start_ticks(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot (field 22 of /proc/pid/stat); None when it is gone.
 
-    A zombie counts as gone: it holds no memory and no port.
+    A zombie counts as gone: it holds no memory and no port. Not so one whose other threads have yet to end.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
+    return None if fields[0] in {"Z", "X"} and len(_threads(pid)) <= 1 else int(fields[19])
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
 
 
 def record(pid: int) -> dict[str, Any]:
@@ -59,7 +68,9 @@ def marked(marker: str) -> dict[str, list[int]]:
     """Pids of this user's processes by the value of the environment variable ``marker``, inherited from its start.
 
     A mark is found even when the parents in between are dead, which a process group or a session is not after
-    the engine has made sessions of its own.
+    the engine has made sessions of its own. Its value is a file `MARK_FILE` in the folder that the first of them
+    was started in. That folder is the mark of what has no environment: SGLang's schedulers rename themselves, which
+    writes over it, and a process that is ending loses it before it lets go of its ports.
     """
     prefix = f"{marker}=".encode()
     found: dict[str, list[int]] = {}
@@ -70,11 +81,24 @@ def marked(marker: str) -> dict[str, list[int]]:
             environment = Path(f"/proc/{entry}/environ").read_bytes()
         except OSError:
             continue
-        for line in environment.split(b"\0"):
-            if line.startswith(prefix) and start_ticks(int(entry)) is not None:
-                found.setdefault(line[len(prefix) :].decode("utf-8", "replace"), []).append(int(entry))
-                break
+        line = next((line for line in environment.split(b"\0") if line.startswith(prefix)), None)
+        value = "" if line is None else line[len(prefix) :].decode("utf-8", "replace")
+        if b"=" not in environment:
+            value = _mark_of_folder(int(entry))
+        if value and start_ticks(int(entry)) is not None:
+            found.setdefault(value, []).append(int(entry))
     return found
+
+
+def _mark_of_folder(pid: int) -> str:
+    """The mark's file in the folder that a process works in; of one that is ending, that its last threads work in."""
+    for place in (f"/proc/{pid}", *(f"/proc/{pid}/task/{thread}" for thread in _threads(pid))):
+        try:
+            file = Path(os.readlink(f"{place}/cwd")) / MARK_FILE
+        except OSError:
+            continue
+        return str(file) if file.is_file() else ""
+    return ""
 
 
 def kill_marked(marker: str, value: str, timeout_s: float) -> list[int]:
