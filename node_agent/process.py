@@ -79,6 +79,8 @@ def marked(marker: str) -> dict[str, list[int]]:
             continue
         try:
             environment = Path(f"/proc/{entry}/environ").read_bytes()
+        except ProcessLookupError:
+            environment = b""  # it is ending
         except OSError:
             continue
         line = next((line for line in environment.split(b"\0") if line.startswith(prefix)), None)
