@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from orchestrator.model.profile import Band
 from orchestrator.plan.proven import Item, failures
 from orchestrator.proof import prove
 from orchestrator.run import observe
 from tests.realgang import RealLab
-
-pytestmark = pytest.mark.unproven
 
 
 def items(lab: RealLab, name: str) -> list[dict[str, Any]]:

@@ -343,3 +343,14 @@ def test_proof_of_another_rank_or_mode_is_refused(tmp_path: Path) -> None:
     assert "rank" in (missing(spec, proof | {"rank": 1}, [9]) or "")
     assert "no process" in (missing(spec, proof, [8]) or "")
     assert "engram.mode" in (missing(spec, proof | {"engram": {"mode": "memory"}}, [9]) or "")
+
+
+def test_a_stranger_on_the_ranks_port_does_not_make_it_ready(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        with guard(tmp_path, SLEEP, rank=1, api_port=port) as running:
+            running.engine_says("up")
+            stranger.settimeout(DEADLINE_S)
+            for _ in range(2):  # the guard has looked, and looked again
+                stranger.accept()[0].close()
+            assert running.status()["phase"] == "starting"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -53,13 +54,18 @@ def watch_ports(
     on_joined: Callable[[], None],
     on_ready: Callable[[], None],
 ) -> None:
-    """Look at the ports until the rank is ready: rank 0 answers `/ready`, another rank opens its port."""
+    """Look at the ports until the rank is ready: rank 0 answers `/ready`, another rank opens its port.
+
+    Only a port that this guard's own processes listen on says anything: a stranger that has it is not this engine.
+    """
     joined = gate_port is None or rank != 0  # only rank 0 serves the gate
     while not ended.wait(PORT_PERIOD_S):
-        if not joined and gate_port is not None and is_open(gate_port):
+        if not joined and gate_port is not None and is_open(gate_port) and is_ours(gate_port):
             joined = True
             on_joined()
-        if api_port is not None and (answers_ready(api_port) if rank == 0 else is_open(api_port)):
+        if api_port is None or not (answers_ready(api_port) if rank == 0 else is_open(api_port)):
+            continue
+        if is_ours(api_port):
             on_ready()
             return
 
@@ -71,6 +77,16 @@ def is_open(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def is_ours(port: int) -> bool:
+    """Whether a descendant of this process listens on the port."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            for found in process.net_connections("tcp"):
+                if found.status == psutil.CONN_LISTEN and found.laddr.port == port:
+                    return True
+    return False
 
 
 def answers_ready(port: int) -> bool:
