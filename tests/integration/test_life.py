@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.model import event as events
 from orchestrator.plan import image
-from tests.integration.fleet import Fleet
+from tests.integration.fleet import BASE, Fleet
 from tests.integration.yard import wire
 
 pytestmark = pytest.mark.unproven
@@ -62,6 +62,26 @@ def test_build_makes_one_image_and_every_node_gets_it(fleet: Fleet) -> None:
         received = wire.received_bytes(fleet.yard, node.name) - before[node.name]
         assert received < 1.6 * images[0].size_bytes, node.name
     assert fleet.titles(fleet.do("build")) == []
+
+
+def test_a_base_that_was_replaced_under_its_name_is_refused(fleet: Fleet) -> None:
+    head = fleet.yard.layout.nodes[0].name
+    recorded = json.loads(fleet.yard.run(head, "cat", "/srv/nvme/sparkyard/images.lock"))["images"][BASE]["digest"]
+    seen = ("docker", "image", "inspect", "--format", "{{.Id}}", BASE)
+    assert fleet.yard.run(head, *seen).strip() == recorded
+    forget_image(fleet, head)
+    change = f"printf 'FROM {BASE}\nLABEL moved=1\n' | docker build --quiet --tag {BASE} -"
+    fleet.yard.run(head, "sh", "-c", change, timeout_s=300)
+    moved = fleet.yard.run(head, *seen).strip()
+    answer = fleet.do("build")
+    assert answer.exit_code == 1
+    said = answer.data["failures"][0]["message"]
+    assert f"has drifted: now {moved}" in said
+    assert recorded in said
+    fleet.yard.run(head, "docker", "tag", recorded, BASE)
+    answer = fleet.do("build")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert fleet.titles(answer)[0] == "build the image"
 
 
 def test_share_is_proven_and_writes_what_a_reboot_needs(fleet: Fleet) -> None:
