@@ -66,7 +66,9 @@ def test_build_makes_one_image_and_every_node_gets_it(fleet: Fleet) -> None:
 
 def test_a_base_that_was_replaced_under_its_name_is_refused(fleet: Fleet) -> None:
     head = fleet.yard.layout.nodes[0].name
-    recorded = json.loads(fleet.yard.run(head, "cat", "/srv/nvme/sparkyard/images.lock"))["images"][BASE]["digest"]
+    recorded = json.loads(fleet.yard.run(head, "cat", "/srv/nvme/sparkyard/images.lock"))["images"][BASE][
+        "digest"
+    ]
     seen = ("docker", "image", "inspect", "--format", "{{.Id}}", BASE)
     assert fleet.yard.run(head, *seen).strip() == recorded
     forget_image(fleet, head)
