@@ -109,9 +109,7 @@ def _gaps(yard: Yard) -> Iterator[Finding]:
                     measured=_why_text(fact.error),
                     expected=f"the fact {name}",
                     evidence=fact.error.text,
-                    remedy=f"give the user {fact.error.need}"
-                    if fact.error.need
-                    else "look at the tool on the node",
+                    remedy=_grant(fact.error.need) if fact.error.need else "look at the tool on the node",
                     why_unknown=_why(fact.error),
                     origin=fact.origin,
                 )
@@ -134,6 +132,12 @@ def _why(error: FactError) -> Why:
             return "tool"
         case "timeout" | "unreadable":
             return "failed"
+
+
+def _grant(need: str) -> str:
+    """How the agent's account gets what a fact needs: `enroll` installs command lines, not memberships of groups."""
+    enroll = ": ./start.sh enroll lists such rights and installs them" if need.startswith("root") else ""
+    return f"give the user {need}{enroll}"
 
 
 def _why_text(error: FactError) -> str:

@@ -27,8 +27,6 @@ from sparkyard_engine.engram.hashing import Layout
 from tests.engram_checkpoint import write_checkpoint
 from tests.integration.yard.session import Yard, network, yard
 
-pytestmark = pytest.mark.unproven
-
 PASSWORD = "a-password-of-one-test"
 PORT = 2222
 ACCOUNT = "spark"
