@@ -41,8 +41,11 @@ MOUNT_POINT = Path("/var/lib/sparkyard/nfs")
 """Owned by root: over a folder of an ordinary user, `mount` could be led anywhere by a symbolic link."""
 LIST_TIMEOUT_S = 10.0
 _DENIED = re.compile(
-    r"password is required|is not allowed to|not in the sudoers|terminal is required", re.IGNORECASE
+    r"password is required|is not allowed to|not in the sudoers|terminal is required|authentication is required"
+    r"|afraid I can't do that",
+    re.IGNORECASE,
 )
+"""sudo's words, and those of its rewrite that newer releases of Ubuntu have."""
 _NO_PRIVILEGES = re.compile(r"no new privileges|must be owned by uid 0|effective uid is not 0", re.IGNORECASE)
 
 

@@ -104,7 +104,9 @@ def _run(argv: tuple[str, ...], *, sudo: bool) -> None:
         ran = Live(sudo=sudo).run(*argv, timeout_s=COMMAND_TIMEOUT_S, privileged=argv != SYNC)
     except DeniedError as denied:
         if sudo:
-            raise Refused(f"{denied}: ./start.sh enroll lists what it may do; else run it yourself as root") from None
+            raise Refused(
+                f"{denied}: ./start.sh enroll lists what it may do; else run it yourself as root"
+            ) from None
         raise Refused(f"needs root; run it yourself: {' '.join(argv)}") from None
     except TimedOutError as error:
         raise Refused(str(error)) from None

@@ -170,6 +170,8 @@ class Live:
         if privileged and os.geteuid() != 0:
             if not self._sudo:
                 raise DeniedError(" ".join(argv))
+            if not Path(privileged_seam.SUDO).exists():
+                raise DeniedError(f"sudo is not installed: {' '.join(argv)}")
             if not privileged_seam.installed(argv):
                 return None
             ran = _run(privileged_seam.command(argv), timeout_s)

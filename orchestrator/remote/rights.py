@@ -111,7 +111,7 @@ def install(node: Node, order: Order, ask_password: Callable[[str], str]) -> Non
     if ran.status == 0 and DONE in ran.out:
         return
     words = " ".join(ran.err.replace(password, "(password)").split() if password else ran.err.split())[-500:]
-    if "incorrect password" in words or "no password was provided" in words:
+    if "incorrect" in words or "no password was provided" in words:
         raise EnrollError(f"{node.name}: sudo refused the password; nothing was installed")
     if "not in the sudoers" in words or "may not run sudo" in words or "not allowed to execute" in words:
         raise EnrollError(
