@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from node_agent import jobs
+from node_agent import jobs, layout
 from node_agent.actions import ranks
 from node_agent.home import Home
 from node_agent.image import pull, serve
@@ -44,6 +44,9 @@ def _serve() -> int:
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     writer = Writer(channel)
+    if why := layout.problem(home.root):
+        writer.send({"boot": why})
+        return 2
     writer.send({"hello": {"agent": hello["sha256"], "pid": os.getpid(), "python": sys.version.split()[0]}})
     try:
         Shell(home, sys.stdin.buffer, writer).serve()

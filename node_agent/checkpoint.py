@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from node_agent.nfs import text
 from node_agent.wire import Refused
 
 INDEX = "model.safetensors.index.json"
@@ -19,6 +20,7 @@ INDEX_MAX_BYTES = 64 << 20
 HEADER_MAX_BYTES = 100 << 20
 """Limit of the safetensors format for a header."""
 BLOCK_BYTES = 64 << 10
+NAME_MAX = 255
 READ_AT_LEAST_BYTES = io.DEFAULT_BUFFER_SIZE
 """A buffered file fetches so much at once; at least a page."""
 CONFIG_KEYS = (
@@ -54,12 +56,13 @@ def facts(path: Path) -> dict[str, Any]:
     found["index_sha256"] = hashlib.sha256(data).hexdigest()
     found["shards"] = len(shards)
     total = 0
+    root = os.path.realpath(text.split(os.path.realpath(path))[0])
     for name in shards:
-        if not isinstance(name, str) or "/" in name or name.startswith("."):
+        if not is_plain(name):
             found["problems"].append(f"{index_path}: shard name {name!r} is not a plain file name"[:500])
             continue
         try:
-            total += _shard_bytes(path / name)
+            total += _shard_bytes(_inside(path / name, root))
         except OSError as error:
             found["problems"].append(f"{path / name}: {error.strerror}")
         except ValueError as error:
@@ -70,11 +73,36 @@ def facts(path: Path) -> dict[str, Any]:
     return found
 
 
+def is_plain(name: Any) -> bool:
+    """Whether it is the name of a file in the folder, and leads nowhere else."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) <= NAME_MAX
+        and name.isprintable()
+        and name[0] != "."
+        and "/" not in name
+    )
+
+
+def _inside(path: Path, root: str) -> Path:
+    """The path, when what it leads to lies below ``root``. ValueError when a link leaves it.
+
+    A client resolves the links of a share on its own disk: one that leaves it would read another file there, and a
+    container sees the folder only.
+    """
+    real = os.path.realpath(path)
+    if not (real + "/").startswith(root.rstrip("/") + "/"):
+        raise ValueError(
+            f"a link to {real}, outside of what is shared ({root}): copy the file into the folder"
+        )
+    return path
+
+
 def _config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes()[: 4 << 20])
         config = {**config, **config.get("text_config", {})}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
     return {key: config[key] for key in CONFIG_KEYS if key in config}
 

@@ -43,6 +43,10 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, json.dumps(value, sort_keys=True).encode())
 
 
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no JSON")
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """The object in ``path``; None when it is absent, too large, or not a JSON object."""
     try:
@@ -50,7 +54,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
             data = file.read(JSON_MAX_BYTES + 1)
         if len(data) > JSON_MAX_BYTES:
             return None
-        value = json.loads(data)
+        value = json.loads(data, parse_constant=_no_number)
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -16,6 +16,7 @@ from typing import Any
 from node_agent import process
 from node_agent.files import read_json, tail, write_json
 from node_agent.home import Home
+from node_agent.records import is_digest, text, whole
 from node_agent.tree import DIGESTS
 
 LOG_TAIL_LINES = 20
@@ -58,7 +59,12 @@ def facts(home: Home) -> list[dict[str, Any]]:
     found = []
     for folder in sorted(home.jobs.iterdir()) if home.jobs.is_dir() else []:
         spec = read_json(folder / "spec.json")
-        if spec is None:
+        if (
+            spec is None
+            or not text(spec, "id")
+            or not text(spec, "kind")
+            or not is_digest(spec.get("identity"))
+        ):
             continue
         status = read_json(folder / "status.json") or {}
         ended = read_json(folder / "exit.json")
@@ -66,10 +72,10 @@ def facts(home: Home) -> list[dict[str, Any]]:
             state = "done" if ended.get("code") == 0 else "failed"
         else:
             state = "running" if process.alive(folder / "pid.json") is not None else "lost"
-        error = str(status.get("error") or (ended or {}).get("note") or "")
+        error = text(status, "error") or text(ended, "note")
         if state == "failed" and not error:
             error = f"exit code {(ended or {}).get('code')}"
-        if state == "done" and (gone := _gone(spec["argv"])):
+        if state == "done" and (gone := _gone(spec.get("argv"))):
             state, error = "failed", f"{gone} is gone since it was fetched"
         if state == "lost":
             error = "the job's process is gone and left no exit code (killed, or the node was restarted)"
@@ -79,22 +85,22 @@ def facts(home: Home) -> list[dict[str, Any]]:
                 "kind": spec["kind"],
                 "spec": spec["identity"],
                 "state": state,
-                "done": int(status.get("done") or 0),
-                "total": int(status.get("total") or 0),
-                "unit": str(status.get("unit") or ""),
-                "written_bytes": int((ended or {}).get("written_bytes") or 0),
-                "error": error[:4000],
+                "done": whole(status, "done") or 0,
+                "total": whole(status, "total") or 0,
+                "unit": text(status, "unit"),
+                "written_bytes": whole(ended, "written_bytes") or 0,
+                "error": error,
                 "log_tail": tail(folder / "log", LOG_TAIL_LINES) if state in {"failed", "lost"} else [],
             }
         )
     return found
 
 
-def _gone(argv: list[str]) -> str:
+def _gone(argv: Any) -> str:
     """A file that a fetch brought and that is not there any more; empty when all are, and for other jobs."""
-    if FETCH_MODULE not in argv or "--output" not in argv:
+    if not isinstance(argv, list) or FETCH_MODULE not in argv or "--output" not in argv[:-1]:
         return ""
-    output = Path(argv[argv.index("--output") + 1])
+    output = Path(str(argv[argv.index("--output") + 1]))
     files = (read_json(output / DIGESTS) or {}).get("files")
     names = sorted(files) if isinstance(files, dict) else [DIGESTS]
     return next((str(output / name) for name in names if not (output / name).exists()), "")

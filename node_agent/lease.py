@@ -12,6 +12,7 @@ import os
 import threading
 from typing import Any
 
+from node_agent import layout
 from node_agent.home import Home
 from node_agent.wire import Refused
 
@@ -30,7 +31,7 @@ class Lease:
         with self._lock:
             if self._handle is not None:
                 return self._fence
-            self._home.root.mkdir(parents=True, exist_ok=True)
+            layout.mark(self._home.root)
             handle = os.open(self._home.lease, os.O_RDWR | os.O_CREAT, 0o600)
             known = _parse(os.pread(handle, 4096, 0))
             try:

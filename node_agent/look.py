@@ -18,12 +18,15 @@ from node_agent.files import read_json, tail
 from node_agent.home import Home
 from node_agent.image import addresses
 from node_agent.nfs import server
+from node_agent.records import inner, is_digest, number, text, whole
 
 HARDWARE_TIMEOUT_S = 20.0
 """Of all readers together; each has its own, shorter one."""
 RANK_LOG_LINES = 25
 RANK_MARK = "SPARKYARD_RANK_SPEC"
 """Environment variable of a guard and of everything below it: the path of its rank spec."""
+PHASES = ("starting", "joined", "loading", "kv", "graphs", "ready", "draining", "ended")
+"""As in docs/formats.md."""
 KEPT_RECORDS = 16
 """Boots and ranks that are reported, newest first; older ones are of no use to a decision."""
 
@@ -177,9 +180,7 @@ def _names(folder: Path) -> list[str]:
     """Entries whose name is a digest: whole by construction, since they get that name last."""
     if not folder.is_dir():
         return []
-    return sorted(
-        name for name in os.listdir(folder) if len(name) == 64 and set(name) <= set("0123456789abcdef")
-    )
+    return sorted(name for name in os.listdir(folder) if is_digest(name))
 
 
 def stores(home: Home) -> list[dict[str, Any]]:
@@ -241,46 +242,53 @@ def ranks(home: Home) -> list[dict[str, Any]]:
     )
     for folder in folders[-KEPT_RECORDS:]:
         spec = read_json(folder / "spec.json")
-        if spec is None:
-            continue
-        body, status = spec["body"], read_json(folder / "status.json") or {}
+        body, status = inner(spec, "body"), read_json(folder / "status.json") or {}
+        name, generation, rank = text(body, "deployment"), whole(body, "generation"), whole(body, "rank")
+        if (
+            spec is None
+            or not name
+            or generation is None
+            or rank is None
+            or not is_digest(spec.get("identity"))
+        ):
+            continue  # damaged, or not yet whole: whatever runs there is found by its mark or its label
         if spec.get("image"):
             contained = contained if contained is not None else contained_ranks(home)
             alive, leftover = containers.key(body) in contained, []
         else:
             alive = process.alive(folder / "pid.json") is not None
             leftover = running.get(str(folder / "rank.json"), [])
-        ended = status.get("ended") or {}
+        ended = inner(status, "ended")
         reason = ""
         if not alive and leftover:
             reason = f"lost: the guard is gone, {len(leftover)} processes of the engine still run"
         elif not alive:
-            reason = (
-                f"{ended.get('reason', 'lost')}: {ended.get('detail', 'the guard is gone without a word')}"
-            )
-        proof = status.get("proof") or {}
-        counters = status.get("engram") or {}
+            reason = f"{text(ended, 'reason', 'lost')}: {text(ended, 'detail', 'the guard is gone without a word')}"
+        proof = inner(status, "proof")
+        store = inner(proof, "engram").get("store_id")
+        planned = Path(text(inner(inner(body, "plugin"), "engram"), "store")).name
+        phase = text(status, "phase", "starting")
         found.append(
             {
-                "deployment": body["deployment"],
-                "generation": body["generation"],
-                "rank": body["rank"],
+                "deployment": name,
+                "generation": generation,
+                "rank": rank,
                 "spec": spec["identity"],
                 "alive": alive or bool(leftover),
-                "phase": str(status.get("phase", "starting")) if alive else "ended",
+                "phase": (phase if phase in PHASES else "starting") if alive else "ended",
                 "gate_open": (folder / "gate-open").exists(),
                 "ended": reason[:2000],
-                "last_log_unix_s": status.get("last_log_unix_s"),
+                "last_log_unix_s": number(status, "last_log_unix_s"),
                 "log_tail": tail(folder / "engine.log", RANK_LOG_LINES)
                 or tail(folder / "guard.out", RANK_LOG_LINES),
-                "memory_low_water_bytes": status.get("memory_low_water_bytes"),
-                "since_unix_s": float(spec.get("started_unix_s", 0.0)),
-                "store": Path((body.get("plugin") or {}).get("engram", {}).get("store") or "").name or None,
-                "proven_store": (proof.get("engram") or {}).get("store_id"),
-                "padded": proof.get("padded"),
-                "weights_from": str((proof.get("weights") or {}).get("from", "")),
-                "weights_note": str((proof.get("weights") or {}).get("note", ""))[:2000],
-                "rows_read": counters.get("rows_requested"),
+                "memory_low_water_bytes": whole(status, "memory_low_water_bytes"),
+                "since_unix_s": number(spec, "started_unix_s") or 0.0,
+                "store": planned if is_digest(planned) else None,
+                "proven_store": store if is_digest(store) else None,
+                "padded": whole(proof, "padded"),
+                "weights_from": text(inner(proof, "weights"), "from"),
+                "weights_note": text(inner(proof, "weights"), "note", limit=2000),
+                "rows_read": whole(inner(status, "engram"), "rows_requested"),
             }
         )
     return found

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from node_agent.checkpoint import INDEX, INDEX_MAX_BYTES
+from node_agent.checkpoint import INDEX, INDEX_MAX_BYTES, is_plain
 from node_agent.wire import Refused, Report
 
 READ_BYTES = 8 << 20
@@ -59,11 +59,11 @@ def shards(path: Path) -> list[str]:
     with (path / INDEX).open("rb") as file:
         data = file.read(INDEX_MAX_BYTES + 1)
     try:
-        names = {str(name) for name in json.loads(data)["weight_map"].values()}
-    except (KeyError, TypeError, AttributeError):
+        names = set(json.loads(data)["weight_map"].values())
+    except (KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError("not a safetensors index") from None
-    if bad := [name for name in names if "/" in name or name.startswith(".")]:
-        raise ValueError(f"shard name {bad[0]!r} is not a plain file name")
+    if bad := [name for name in names if not is_plain(name)]:
+        raise ValueError(f"shard name {str(bad[0])[:100]!r} is not a plain file name")
     return sorted(names)
 
 

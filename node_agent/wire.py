@@ -31,7 +31,11 @@ class Writer:
 
     def send(self, message: dict[str, Any]) -> None:
         """One message. A message that is too long is replaced by an error for the same request."""
-        data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        try:
+            data = json.dumps(message, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        except (ValueError, TypeError) as wrong:
+            error = {"kind": "protocol", "message": f"an answer that is no JSON: {wrong}"}
+            data = json.dumps({"id": message.get("id"), "ok": False, "error": error}).encode() + b"\n"
         if len(data) > LINE_MAX_BYTES:
             error = {"kind": "protocol", "message": f"answer of {len(data)} bytes is over {LINE_MAX_BYTES}"}
             data = json.dumps({"id": message.get("id"), "ok": False, "error": error}).encode() + b"\n"

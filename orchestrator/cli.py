@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from orchestrator import benchmark, verbs
 from orchestrator import doctor as diagnosis
@@ -30,13 +28,15 @@ from orchestrator.lab import cycle
 from orchestrator.lab.place import lab_place
 from orchestrator.load import default_cluster_path, load_cluster, load_profile
 from orchestrator.model.event import Event
+from orchestrator.model.plain import clean, json_line
 from orchestrator.plan.proven import ITEMS
 from orchestrator.prune import prune as prune_images
 from orchestrator.verbs import Answer, Session
 from orchestrator.verify import verify_checkpoint
 from orchestrator.view import doctor as report
 from orchestrator.view.log import EventLog
-from orchestrator.view.text import TextView, clean, plan_text, status_text
+from orchestrator.view.terminal import Terminal
+from orchestrator.view.text import TextView, plan_text, status_text
 from orchestrator.watch import install as watch_install
 from orchestrator.watch import maintenance
 from orchestrator.watch.guardian import with_canary
@@ -78,8 +78,8 @@ IgnoreItemOption = Annotated[
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Also say why each step is taken.")]
 
-err = Console(stderr=True)
-out = Console()
+err = Terminal(stderr=True)
+out = Terminal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ def emit_to(sinks: list[Callable[[Event], None]], event: Event) -> None:
 
 def out_json(data: dict[str, Any]) -> None:
     """One object on one line of standard output."""
-    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_line(data) + "\n")
 
 
 def fail(error: SparkyardError, *, as_json: bool) -> NoReturn:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import getpass
-import json
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Protocol
 
 import typer
-from rich.console import Console
 
 from orchestrator import first_contact
 from orchestrator.errors import Exit, SparkyardError
 from orchestrator.load import default_cluster_path, load_cluster, load_profile
+from orchestrator.model.plain import json_line
 from orchestrator.rights import Wanted, enroll_rights
 from orchestrator.view.first_contact import show_enroll, show_files, show_init
+from orchestrator.view.terminal import Terminal
 
 ClusterOption = Annotated[
     Path | None, typer.Option("--cluster", help="Cluster file. Default: ./cluster.yaml.")
@@ -31,7 +31,7 @@ class Fail(Protocol):
 
 
 def _print_json(data: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+    sys.stdout.write(json_line(data) + "\n")
 
 
 def trust(node: str, fingerprint: str, *, yes: bool) -> bool:
@@ -40,7 +40,7 @@ def trust(node: str, fingerprint: str, *, yes: bool) -> bool:
     return yes or (sys.stdin.isatty() and typer.confirm("is it the node's?", default=False, err=True))
 
 
-def agree(wanted: Wanted, *, install: bool | None, err: Console) -> bool:
+def agree(wanted: Wanted, *, install: bool | None, err: Terminal) -> bool:
     """Show every file whole; `--rights` or a person agrees."""
     show_files(err, wanted.node, wanted.shown)
     if install is not None:
@@ -88,7 +88,7 @@ def add_first_contact(app: typer.Typer, fail: Fail) -> None:
         if as_json:
             _print_json(data)
         else:
-            show_init(Console(), data)
+            show_init(Terminal(), data)
         raise SystemExit(int(Exit.FINE))
 
     @app.command()
@@ -129,13 +129,13 @@ def add_first_contact(app: typer.Typer, fail: Fail) -> None:
                 done = {item["node"] for item in data["enrolled"]}
                 local = {node.name for node in reached.nodes if node.transport == "local"}
                 chosen = {name.strip() for name in nodes.split(",")} if nodes else done | local
-                ask = partial(agree, install=install, err=Console(stderr=True))
+                ask = partial(agree, install=install, err=Terminal(stderr=True))
                 data["rights"] = enroll_rights(reached, served, chosen & (done | local), ask, getpass.getpass)
         except SparkyardError as error:
             fail(error, as_json=as_json)
         if as_json:
             _print_json(data)
         else:
-            show_enroll(Console(), data)
+            show_enroll(Terminal(), data)
         failed = data["failures"] or any(item["state"] == "failed" for item in data["rights"])
         raise SystemExit(int(Exit.FAILED if failed else Exit.FINE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from orchestrator import names
 from orchestrator.errors import ConfigError
 from orchestrator.model.cluster import Cluster
 from orchestrator.model.frozen import Frozen
+from orchestrator.model.plain import clean, found_in
 from orchestrator.model.profile import Profile
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
@@ -80,12 +82,37 @@ def _load(path: Path, kind: type[Loaded]) -> Loaded:
         raise ConfigError([f"{path}{where}: {getattr(error, 'problem', None) or error}"]) from None
     except RecursionError:
         raise ConfigError([f"{path}: nested too deeply"]) from None
+    except (ValueError, OverflowError) as error:
+        raise ConfigError([f"{path}: a number or a date that cannot be read: {error}"]) from None
     if not isinstance(data, dict):
         raise ConfigError([f"{path}: expected keys and values, found {type(data).__name__}"])
+    if faults := [f"{path}: {fault}" for fault in _unprintable(data, "")]:
+        raise ConfigError(faults)
     try:
         return kind.model_validate(data)
     except ValidationError as error:
         raise ConfigError(_problems(path, error, data)) from None
+
+
+def _unprintable(value: Any, where: str) -> list[str]:
+    """Texts that a terminal would obey: YAML lets them in as escapes, and a shared profile is shown to its reader."""
+    match value:
+        case str():
+            what = found_in(value)
+            return [f"{where or '(file)'}: holds the control character {what}; take it out"] if what else []
+        case dict():
+            entries: Iterable[tuple[Any, Any]] = value.items()
+        case list():
+            entries = enumerate(value)
+        case _:
+            return []
+    found: list[str] = []
+    for key, entry in entries:
+        name = clean(str(key))
+        if name != str(key):
+            found.append(f"{where or '(file)'}: the key {name!r} holds a control character; take it out")
+        found += _unprintable(entry, f"{where}.{name}" if where else name)
+    return found
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -100,6 +127,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key is a word", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} stands twice", key.start_mark
@@ -125,6 +154,12 @@ def _problems(path: Path, error: ValidationError, data: dict[str, Any]) -> list[
             if not any(str(part).lower() == f"{classes[0]}setting" for part in fault["loc"]):
                 continue
         message = fault["msg"].removeprefix("Value error, ")
+        if key == "schema" and fault["type"] == "literal_error":
+            lines[
+                f"{path}: schema: {str(fault['input'])[:80]!r} is another version, this sparkyard reads "
+                f"{fault['ctx']['expected']}: use the sparkyard that wrote it, or write it anew (docs/reference.md)"
+            ] = None
+            continue
         if fault["type"] == "extra_forbidden":
             message = "unknown key"
         if fault["type"] not in {"missing", "extra_forbidden", "value_error"}:

@@ -86,8 +86,11 @@ async def _fetch(
     async with aclosing(nodes[source].ask(offer, timeout_s=step.bound_s)) as offered:  # type: ignore[type-var]
         async for message in offered:
             match message:
-                case Progressed(data=place):
-                    request = Ask(type(step.action).__name__, {**args, **place}, fence)
+                case Progressed(data={"url": str() as url, "token": str() as token}):
+                    if not url.startswith(f"http://{offer.args['address']}:"):
+                        text = f"{source} offers the file at {url[:200]}, expected at {offer.args['address']}"
+                        return Reply({}, Failure(step.node, "protocol", text))
+                    request = Ask(type(step.action).__name__, {**args, "url": url, "token": token}, fence)
                     return await _ask(nodes[step.node], request, step.bound_s, progress)
                 case Reply(failure=Failure() as failure):
                     text = f"{source} cannot offer the file: {failure.message}"

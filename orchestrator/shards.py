@@ -88,7 +88,7 @@ def _tensor(path: Path, name: str, entry: Any) -> Tensor:
 def _object(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         value = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError([f"{path}: not JSON: {error}"]) from error
     if not isinstance(value, dict):
         raise ConfigError([f"{path}: expected an object"])

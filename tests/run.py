@@ -40,6 +40,7 @@ class Suite:
 SUITES = (
     Suite("quick", "tests/quick", 2, 300),
     Suite("life", "tests/life", 2, 300),
+    Suite("hardening", "tests/hardening", 2, 600),
     Suite("engine", "tests/engine", 1, 900),
     Suite("lab", "tests/lab", 1, 1200),
     Suite("gang", "tests/gang", 1, 1200),

@@ -228,7 +228,7 @@ class SimNode:
                 self.leases.pop(self.name, None)
                 yield Reply({})
             case "offer":
-                yield Progressed({"url": "sim", "token": "sim"})
+                yield Progressed({"url": f"http://{request.args['address']}:1/", "token": "sim"})
                 yield Reply({})
             case _:
                 yield self._act(request)

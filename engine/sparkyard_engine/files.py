@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+NAME_MAX = 256  # bytes of a file name on ext4 and xfs, and one
+
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write `value` so that a reader sees the old file or the new one, never a part of one.
@@ -26,6 +28,25 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         raise
 
 
+def is_plain(name: object) -> bool:
+    """Whether it is the name of a file in a folder, as an index of shards has them, and leads nowhere else."""
+    return (
+        isinstance(name, str)
+        and 0 < len(name) < NAME_MAX
+        and not name.startswith(".")
+        and not set("/\0") & set(name)
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable. OSError as open(2) and fsync(2) raise it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def read_json(path: Path, limit_bytes: int) -> dict[str, Any] | None:
     """The JSON object in `path`; None when the file is missing, above the limit, or no object."""
     try:
@@ -37,6 +58,6 @@ def read_json(path: Path, limit_bytes: int) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -50,9 +50,12 @@ def floor_bytes(spec: RankSpec, available_at_start_bytes: int) -> int:
 
 
 def identity_of(value: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of `value`."""
+    """SHA-256 of the canonical JSON of `value`. RankSpecError for a text that UTF-8 cannot hold."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    try:
+        return hashlib.sha256(text.encode()).hexdigest()
+    except UnicodeEncodeError as error:
+        raise RankSpecError(f"(file): half a surrogate pair at {error.start}: not a text") from None
 
 
 def load(path: Path) -> RankSpec:
@@ -63,7 +66,7 @@ def load(path: Path) -> RankSpec:
         value = json.loads(raw)
     except OSError as error:
         raise RankSpecError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RankSpecError(f"{path}: not JSON: {error}") from error
     try:
         return parse(value)

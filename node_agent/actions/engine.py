@@ -6,9 +6,10 @@ import os
 import secrets
 import shutil
 import zipfile
-from pathlib import Path
+import zlib
 from typing import Any
 
+from node_agent import archive
 from node_agent.files import sync_folder
 from node_agent.home import Home
 from node_agent.wire import Refused, Report
@@ -26,33 +27,11 @@ def install(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     temporary = home.engines / f".{digest[:16]}.{secrets.token_hex(4)}.tmp"
     temporary.mkdir(parents=True)
     try:
-        written = _unpack(blob, temporary)
-        for folder, _, _ in os.walk(temporary):
-            sync_folder(Path(folder))
+        written = archive.unpack(blob, temporary, PACKAGE_MAX_BYTES)
         os.rename(temporary, target)
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError) as error:
         raise Refused(f"unpacking {blob}: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     sync_folder(home.engines)
     return {"bytes_written": written}
-
-
-def _unpack(blob: Path, target: Path) -> int:
-    written = 0
-    with zipfile.ZipFile(blob) as archive:
-        entries = archive.infolist()
-        if sum(entry.file_size for entry in entries) > PACKAGE_MAX_BYTES:
-            raise Refused(f"{blob}: unpacks to more than {PACKAGE_MAX_BYTES:,} bytes")
-        for entry in entries:
-            parts = Path(entry.filename).parts
-            if entry.filename.startswith("/") or ".." in parts or not parts or entry.is_dir():
-                raise Refused(f"{blob}: entry {entry.filename!r} leaves the folder")
-            path = target.joinpath(*parts)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(entry) as source, path.open("wb") as file:
-                shutil.copyfileobj(source, file)
-                file.flush()
-                os.fsync(file.fileno())
-            written += entry.file_size
-    return written

@@ -112,7 +112,7 @@ def _links_stay_inside(path: Path, root: Path) -> None:
     top = os.path.realpath(root)
     for number, entry in enumerate(os.scandir(path)):
         if number > LINKS_MAX:
-            return
+            raise Refused(f"{path} holds over {LINKS_MAX:,} entries: that is no checkpoint's folder")
         if entry.is_symlink():
             target = os.path.realpath(entry.path)
             if not (target + "/").startswith(top + "/"):

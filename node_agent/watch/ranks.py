@@ -10,6 +10,7 @@ from typing import Any
 from node_agent import process
 from node_agent.files import read_json
 from node_agent.home import Home
+from node_agent.records import inner, number, text
 
 FOLDER = re.compile(r"(?P<deployment>.+)\.g(?P<generation>\d{1,9})\.r(?P<rank>\d{1,4})")
 FRESH_S = 10.0
@@ -57,10 +58,12 @@ def read(home: Home) -> list[dict[str, Any]]:
 def _rank(deployment: str, generation: int, rank: int, folder: Path) -> dict[str, Any]:
     status = read_json(folder / "status.json") or {}
     alive = _alive(folder, status)
-    ended = status.get("ended") or {}
+    ended = inner(status, "ended")
     reason = ""
     if not alive:
-        reason = f"{ended.get('reason', 'lost')}: {ended.get('detail', 'the guard is gone without a word')}"
+        reason = (
+            f"{text(ended, 'reason', 'lost')}: {text(ended, 'detail', 'the guard is gone without a word')}"
+        )
     return {
         "deployment": deployment,
         "generation": generation,
@@ -68,7 +71,7 @@ def _rank(deployment: str, generation: int, rank: int, folder: Path) -> dict[str
         **{key: status.get(key) for key in KEPT},
         "engram": _counters(status.get("engram")),
         "alive": alive,
-        "phase": str(status.get("phase", "starting")) if alive else "ended",
+        "phase": text(status, "phase", "starting") if alive else "ended",
         "ended": reason[:500],
         "memory_floor_bytes": (read_json(folder / "rank.json") or {}).get("memory_floor_bytes"),
     }
@@ -94,7 +97,7 @@ def _alive(folder: Path, status: dict[str, Any]) -> bool:
     """By process where one is recorded; otherwise (a container) by the guard's own sign of life."""
     if (folder / "pid.json").exists():
         return process.alive(folder / "pid.json") is not None
-    return not status.get("ended") and time.time() - float(status.get("updated_unix_s") or 0.0) < FRESH_S
+    return not status.get("ended") and time.time() - (number(status, "updated_unix_s") or 0.0) < FRESH_S
 
 
 def api(home: Home, here: list[dict[str, Any]]) -> tuple[str, int] | None:

@@ -24,6 +24,7 @@ from orchestrator.bench.progress import (
     Ticked,
 )
 from orchestrator.bench.record import Measure, Row
+from orchestrator.view.terminal import Terminal
 
 REFRESH_PER_S = 4
 RATES = {Measure.DECODE: "stream_tok_s", Measure.PREFILL: "ttft_p50_ms"}
@@ -108,7 +109,7 @@ def _also(row: Row) -> str:
 @contextmanager
 def live(console: Console | None = None) -> Iterator[Callable[[BenchEvent], None]]:
     """Gives a function that shows events, on standard error."""
-    console = console or Console(file=sys.stderr)
+    console = console or Terminal(file=sys.stderr)
     progress = Progress()
     if console.is_terminal:
         with Live(progress, console=console, refresh_per_second=REFRESH_PER_S) as view:

@@ -11,8 +11,8 @@ from rich.markup import escape
 from orchestrator.errors import ConfigError, Exit
 from orchestrator.explain import folder as folders
 from orchestrator.explain.judge import explain, report
+from orchestrator.model.plain import clean
 from orchestrator.verbs import Answer, Session
-from orchestrator.view.text import clean
 from orchestrator.watch import evidence
 
 

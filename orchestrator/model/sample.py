@@ -276,12 +276,14 @@ def happened_json(happened: Happened, unix_s: float) -> dict[str, Any]:
     return {"schema": "sparkyard/event/v1", "unix_s": unix_s, "event": type(happened).__name__, **body}
 
 
-def happened_from_json(line: dict[str, Any]) -> tuple[float, Happened]:
+def happened_from_json(line: Any) -> tuple[float, Happened]:
     """The reverse, of `events.jsonl` lines of any verb.
 
     Raises:
         ValueError: the line is not one of ours; the text says what is wrong with it.
     """
+    if not isinstance(line, dict):
+        raise ValueError(f"not an object: {str(line)[:80]}")
     body = {key: value for key, value in line.items() if key not in {"schema", "unix_s", "event", "run"}}
     if line.get("schema") != "sparkyard/event/v1" or not isinstance(line.get("unix_s"), int | float):
         raise ValueError(f"not a sparkyard/event/v1 line: {str(line)[:80]}")

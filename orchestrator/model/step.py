@@ -212,6 +212,8 @@ class AskCanary:
     port: int
     model: str
     timeout_s: float
+    key_file: str | None = None
+    """On the head: the API key, where one is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,8 @@ class RunSmoke:
     port: int
     model: str
     timeout_s: float
+    key_file: str | None = None
+    """On the head: the API key, where one is needed."""
 
 
 Action = (

@@ -333,14 +333,15 @@ def _probe(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
     name, deadlines = goal.profile.name, goal.profile.deadlines
     boot = facts[goal.head.name].boot(name, target)
     port, model = goal.port(goal.head, goal.profile.ports.api), goal.profile.model.served_name
+    key_file = goal.profile.ports.api_key_file
     if boot is None or not boot.canary:
-        canary = AskCanary(name, target, port, model, deadlines.canary_s)
+        canary = AskCanary(name, target, port, model, deadlines.canary_s, key_file)
         step = Step(
             goal.head.name, canary, "no answer has gone through all ranks yet", deadlines.canary_s + 10
         )
         return Stage("ask the canary", (step,))
     if not boot.smoke:
-        smoke = RunSmoke(name, target, port, model, deadlines.smoke_s)
+        smoke = RunSmoke(name, target, port, model, deadlines.smoke_s, key_file)
         step = Step(goal.head.name, smoke, "the API has not been tried yet", deadlines.smoke_s + 10)
         return Stage("smoke the API", (step,))
     return None

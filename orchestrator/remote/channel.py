@@ -8,15 +8,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, Protocol
 
 from orchestrator.errors import AskError
+from orchestrator.model.plain import rows
 from orchestrator.model.step import Failure
 from orchestrator.remote.bundle import agent
+from orchestrator.remote.lines import Lines
 from orchestrator.remote.node import Ask, Message, Progressed, Reply
 
-LINE_MAX_BYTES = 8 << 20
-"""As in the agent: the longest line in either direction."""
-READ_BYTES = 1 << 16
 QUEUE_MAX = 4096
-"""Messages of one request that wait to be read; more means that nobody reads, and the request fails."""
+"""Messages of one request that wait to be read; more means that nobody reads, and the channel is given up."""
+WAITING_MAX_BYTES = 64 << 20
+"""Of all messages that wait to be read, as they came."""
 
 
 class Pipe(Protocol):
@@ -45,9 +46,10 @@ class Channel:
     def __init__(self, node: str, pipe: Pipe) -> None:
         self._node = node
         self._pipe = pipe
-        self._buffer = b""
+        self._lines = Lines(pipe.read, self._words)
         self._next_id = 0
-        self._waiting: dict[int, asyncio.Queue[dict[str, Any]]] = {}
+        self._waiting: dict[int, asyncio.Queue[tuple[int, dict[str, Any]]]] = {}
+        self._waiting_bytes = 0
         self._reader: asyncio.Task[None] | None = None
         self._end: Failure | None = None
 
@@ -60,41 +62,33 @@ class Channel:
         """Bring the agent to the node if it is not there, and start it. AskError when that fails."""
         digest, data = agent()
         await self._pipe.write(_line({**hello, "sha256": digest, "size_bytes": len(data)}))
-        word = (await self._message()).get("boot")
+        word = (await self._lines.message()).get("boot")
         if word == "need":
             await self._pipe.write(data)
         elif word != "have":
             raise AskError("failed", f"the agent cannot be put on the node: {word}")
-        greeting = await self._message()
-        if greeting.get("hello", {}).get("agent") != digest:
-            raise AskError("failed", f"the agent does not start: {greeting.get('boot', greeting)}")
+        greeting = await self._lines.message()
+        said = greeting.get("hello")
+        if not isinstance(said, dict) or said.get("agent") != digest:
+            raise AskError("failed", f"the agent does not start: {str(greeting.get('boot', greeting))[:500]}")
         self._reader = asyncio.create_task(self._read())
 
-    async def _message(self) -> dict[str, Any]:
-        while b"\n" not in self._buffer:
-            if len(self._buffer) > LINE_MAX_BYTES:
-                raise AskError("protocol", f"a line of over {LINE_MAX_BYTES:,} bytes")
-            data = await self._pipe.read(READ_BYTES)
-            if not data:
-                words = await self._pipe.last_words()
-                raise AskError("unreachable", f"the channel ended: {words or 'without a word'}")
-            self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            raise AskError("protocol", f"not a message: {line[:200]!r}") from None
-        if not isinstance(message, dict):
-            raise AskError("protocol", f"not a message: {line[:200]!r}")
-        return message
+    async def _words(self) -> str:
+        return rows(await self._pipe.last_words())
 
     async def _read(self) -> None:
         try:
             while True:
-                message = await self._message()
-                queue = self._waiting.get(message.get("id", -1))
+                message = await self._lines.message()
+                number = message.get("id")
+                queue = self._waiting.get(number) if isinstance(number, int) else None
                 if queue is not None:
-                    queue.put_nowait(message)
+                    queue.put_nowait((self._lines.size_bytes, message))
+                    self._waiting_bytes += self._lines.size_bytes
+                    if self._waiting_bytes > WAITING_MAX_BYTES:
+                        raise AskError(
+                            "protocol", f"over {WAITING_MAX_BYTES:,} bytes of messages wait to be read"
+                        )
         except AskError as error:
             self._fail(error.kind, str(error))
         except asyncio.QueueFull:
@@ -108,7 +102,7 @@ class Channel:
         for queue in self._waiting.values():
             while not queue.empty():
                 queue.get_nowait()
-            queue.put_nowait({"end": True})
+            queue.put_nowait((0, {"end": True}))
 
     async def ask(self, request: Ask) -> AsyncGenerator[Message]:
         """As `Node.ask`, without the bound. Leaving the iteration early cancels the request on the node."""
@@ -125,7 +119,8 @@ class Channel:
                     done = True
                     yield Reply({}, self._end)
                     return
-                message = await queue.get()
+                size_bytes, message = await queue.get()
+                self._waiting_bytes -= size_bytes
                 match message:
                     case {"progress": dict() as data}:
                         yield Progressed(data)
@@ -147,19 +142,25 @@ class Channel:
                         return
         finally:
             del self._waiting[number]
+            while not queue.empty():
+                self._waiting_bytes -= queue.get_nowait()[0]
             if not done and self._end is None:
                 await self._pipe.write(_line({"id": 0, "ask": "cancel", "target": number}))
 
     def _failure(self, error: dict[str, Any]) -> Failure:
         known = {"refused", "failed", "timeout", "protocol", "unreachable"}
-        kind: Any = error.get("kind") if error.get("kind") in known else "failed"
-        evidence = tuple(str(line)[:2000] for line in list(error.get("evidence") or [])[:50])
+        kind: Any = error["kind"] if str(error.get("kind")) in known else "failed"
+        lines = error.get("evidence")
+        evidence = tuple(str(line)[:2000] for line in (lines if isinstance(lines, list) else [])[:50])
         return Failure(self._node, kind, str(error.get("message", ""))[:4000], "", evidence)
 
     async def close(self) -> None:
         """End the agent's channel; the agent ends with it."""
         if self._reader is not None:
             self._reader.cancel()
+            await asyncio.gather(
+                self._reader, return_exceptions=True
+            )  # two readers of one stream are an error
         self._fail("unreachable", "closed")
         await self._pipe.close()
 

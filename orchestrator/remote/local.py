@@ -10,6 +10,7 @@ from orchestrator.remote.boot import ARGV
 
 END_TIMEOUT_S = 5.0
 LAST_WORDS_BYTES = 2000
+THROWN_AWAY_BYTES = 1 << 20
 
 
 class LocalPipe:
@@ -37,10 +38,17 @@ class LocalPipe:
             self._process.stdin.close()
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
-                await self._process.wait()
+                await self._last_bytes()
         except TimeoutError:
             self._process.kill()
-            await self._process.wait()
+            await self._last_bytes()
+
+    async def _last_bytes(self) -> None:
+        """Until it has ended. What it still says is thrown away: unread, it would keep its pipes open, and us."""
+        for stream in (self._process.stdout, self._process.stderr):
+            while stream is not None and await stream.read(THROWN_AWAY_BYTES):
+                pass
+        await self._process.wait()
 
     async def last_words(self) -> str:
         """See `Pipe`."""

@@ -16,7 +16,7 @@ from orchestrator.checks.check import Node, Yard, gib, value
 from orchestrator.checks.manual import TITLES, listed, section
 from orchestrator.checks.topology import draw, layout
 from orchestrator.model.finding import Finding, Severity
-from orchestrator.view.text import clean
+from orchestrator.model.plain import clean
 
 COUNTS = Path(__file__).resolve().parent.parent / "checks" / "cases.json"
 STYLES = {

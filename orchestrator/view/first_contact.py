@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from orchestrator.view.text import clean
+from orchestrator.model.plain import clean
 
 
 def _say(console: Console, text: str) -> None:

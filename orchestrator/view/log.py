@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 from orchestrator.model.event import Event, to_json
+from orchestrator.model.plain import json_line
 
 ROTATE_BYTES = 64 << 20
 """The file is moved to `events.1.jsonl` above this: about 200,000 events, months of use."""
+
+
+def open_lines(path: Path) -> TextIO:
+    """A file to append lines to. A last line that a crash has cut is ended first, so that ours does not join it."""
+    file = path.open("a", encoding="utf-8")
+    with path.open("rb") as before:
+        if before.seek(0, 2) and before.seek(-1, 2) >= 0 and before.read(1) != b"\n":
+            file.write("\n")
+    return file
 
 
 class EventLog:
@@ -20,12 +30,11 @@ class EventLog:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists() and path.stat().st_size > ROTATE_BYTES:
             path.replace(path.with_name("events.1.jsonl"))
-        self._file = path.open("a", encoding="utf-8")
-        self._file.write("")
+        self._file = open_lines(path)
 
     def emit(self, event: Event) -> None:
         """One line."""
-        self._file.write(json.dumps(to_json(event, time.time()), ensure_ascii=False) + "\n")
+        self._file.write(json_line(to_json(event, time.time())) + "\n")
         self._file.flush()
 
     def __enter__(self) -> EventLog:

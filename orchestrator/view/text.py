@@ -11,18 +11,12 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from orchestrator.model import event as events
+from orchestrator.model.plain import clean
 from orchestrator.model.step import Failure
 
 PLAIN_EVERY_S = 15.0
 """In a pipe, progress of one piece of work is a line at most this often, and whenever its note changes."""
 EVIDENCE_LINES = 12
-CONTROL = dict.fromkeys((*range(9), *range(11, 32), 127, *range(128, 160)), "·")
-"""Control characters of remote output: a terminal must never obey them."""
-
-
-def clean(text: str) -> str:
-    """Remote text that is safe on a terminal, as one line."""
-    return text.replace("\t", " ").replace("\n", " ").translate(CONTROL)
 
 
 class TextView:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.errors import SparkyardError
+from orchestrator.model.plain import json_line
 from orchestrator.model.sample import happened_from_json, happened_json
 from orchestrator.watch.feed import Feed
 
@@ -45,7 +46,7 @@ async def serve_local(feed: Feed, path: Path) -> None:
         followers.add(task)
         try:
             async for at_unix_s, happened in feed.follow():
-                line = json.dumps(happened_json(happened, at_unix_s), ensure_ascii=False)
+                line = json_line(happened_json(happened, at_unix_s))
                 writer.write(line.encode() + b"\n")
                 async with asyncio.timeout(WRITE_TIMEOUT_S):
                     await writer.drain()

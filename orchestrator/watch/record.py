@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
+from orchestrator.model.plain import json_line
 from orchestrator.model.sample import Happened, happened_json
+from orchestrator.view.log import open_lines
 from orchestrator.watch.feed import Feed
 
 FILE_MAX_BYTES = 256 << 20
@@ -21,18 +22,18 @@ class Record:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file = path.open("a", encoding="utf-8")
+            self._file = open_lines(path)
         except OSError as error:
             raise ConfigError([f"{path}: {error.strerror}"]) from None
 
     def write(self, happened: Happened, at_unix_s: float) -> None:
         """One line."""
-        self._file.write(json.dumps(happened_json(happened, at_unix_s), ensure_ascii=False) + "\n")
+        self._file.write(json_line(happened_json(happened, at_unix_s)) + "\n")
         self._file.flush()
         if self._file.tell() > FILE_MAX_BYTES:
             self._file.close()
             self._path.replace(self._path.with_name(f"{self._path.stem}.1{self._path.suffix}"))
-            self._file = self._path.open("a", encoding="utf-8")
+            self._file = open_lines(self._path)
 
     def close(self) -> None:
         """The end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -13,6 +14,10 @@ from orchestrator.model.sample import Happened, happened_from_json
 from orchestrator.view.state import State, fold, unknown
 
 FILE_MAX_BYTES = 1 << 30
+LINE_MAX_BYTES = 8 << 20
+"""A step's result may be as long as an agent's answer."""
+EVENTS_MAX = 100_000
+"""The newest are kept: about a day of three nodes at the default pace."""
 SPEED_MIN, SPEED_MAX = 1 / 8, 1024.0
 QUIET_S = 30.0
 """Between two events nothing is shown for longer than this: a night without a run is skipped."""
@@ -21,30 +26,34 @@ Line = tuple[float, Happened]
 
 
 def read(path: Path) -> tuple[tuple[Line, ...], int]:
-    """The file's events in order, and how many lines are not events (a line that a crash has cut).
+    """The file's newest `EVENTS_MAX` events in order, and how many lines are not events (a line that a crash has cut).
 
     Raises:
         ConfigError: no such file, too large, or no event in it.
     """
+    rows: deque[bytes] = deque(maxlen=EVENTS_MAX)
+    skipped = 0
     try:
         if path.stat().st_size > FILE_MAX_BYTES:
             raise ConfigError([f"{path}: over {FILE_MAX_BYTES:,} bytes"])
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as file:
+            while row := file.readline(LINE_MAX_BYTES + 1):
+                if len(row) > LINE_MAX_BYTES:  # its end is the next row, and no event either
+                    skipped += 1
+                elif row.strip():
+                    rows.append(row)
     except OSError as error:
         raise ConfigError([f"{path}: {error.strerror}"]) from None
     lines: list[Line] = []
-    skipped = 0
     reason = ""
-    for row in text.splitlines():
-        if not row.strip():
-            continue
+    while rows:
         try:
-            lines.append(happened_from_json(json.loads(row)))
+            lines.append(happened_from_json(json.loads(rows.popleft())))
         except (ValueError, RecursionError, AttributeError) as error:
             skipped += 1
             reason = reason or str(error)
     if not lines:
-        raise ConfigError([f"{path}: no event in it ({reason or 'it is empty'})"])
+        raise ConfigError([f"{path}: no event in it ({reason[:500] or 'it is empty'})"])
     lines.sort(key=lambda line: line[0])
     return tuple(lines), skipped
 

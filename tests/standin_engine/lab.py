@@ -63,15 +63,22 @@ def engine_python(folder: Path) -> Path:
     return path
 
 
+def layout_of_lab(vocab_size: int) -> Layout:
+    """Tables for the layers that the lab's profile names."""
+    return Layout.build(layer_ids=(1, 3), vocab_size=vocab_size, max_ngram_size=4, heads=8)
+
+
 class StandinLab:
     """Three nodes with a small checkpoint in the true format."""
 
-    def __init__(self, folder: Path, vocab_size: int = 200) -> None:
+    def __init__(self, folder: Path, vocab_size: int = 200, key_file: Path | None = None) -> None:
         self.place = Place(folder)
         self.profile = quick_profile()
+        if key_file is not None:
+            ports = self.profile.ports.model_copy(update={"api_key_file": str(key_file)})
+            self.profile = self.profile.model_copy(update={"ports": ports})
         self.events: list[Event] = []
-        layout = Layout.build(layer_ids=(1, 3), vocab_size=vocab_size, max_ngram_size=4, heads=8)
-        write_checkpoint(self.place.checkpoint, layout, vocab_size)
+        write_checkpoint(self.place.checkpoint, layout_of_lab(vocab_size), vocab_size)
 
     def __enter__(self) -> StandinLab:
         self.up()

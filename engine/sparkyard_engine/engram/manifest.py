@@ -20,6 +20,7 @@ from sparkyard_engine.engram.format import (
     digest_of,
 )
 from sparkyard_engine.engram.ownership import Ownership
+from sparkyard_engine.files import sync_folder
 
 SCHEMA: Final = "sparkyard/engram-store/v1"
 FILE_NAME: Final = "manifest.json"
@@ -96,7 +97,9 @@ def decode(data: bytes, where: str) -> Manifest:
         raise StoreError(Reject.NOT_A_STORE, f"{where}: not a {SCHEMA} document")
     if value.get("format") != VERSION:
         raise StoreError(
-            Reject.OTHER_VERSION, f"{where}: format {value.get('format')}, this reader knows {VERSION}"
+            Reject.OTHER_VERSION,
+            f"{where}: format {value.get('format')}, this reader knows {VERSION}: "
+            "use the sparkyard that packed it, or remove the folder and pack again",
         )
     try:
         manifest = _manifest(value)
@@ -173,8 +176,4 @@ def write_whole(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)

@@ -30,6 +30,7 @@ from sparkyard_engine.engram.packing import (
 from sparkyard_engine.engram.plan import StorePlan, check_space, extents, partial_path
 from sparkyard_engine.engram.source import Checkpoint
 from sparkyard_engine.engram.status import JobStatus
+from sparkyard_engine.files import sync_folder
 
 STATUS_PERIOD_S: Final = 0.5
 LOCK_NAME: Final = ".pack.lock"
@@ -133,7 +134,9 @@ def pack(
             return there
         check_space(plan, output)
         # From here on the folder holds no store until the new manifest is in place.
-        (output / manifests.FILE_NAME).unlink(missing_ok=True)
+        if (output / manifests.FILE_NAME).exists():
+            (output / manifests.FILE_NAME).unlink()
+            sync_folder(output)  # before a byte changes: a power loss must not bring it back over half a file
         for header in plan.headers:
             whole = output / layer_file_name(header.layer)
             if whole.exists():

@@ -13,6 +13,7 @@ from typing import Any, Final
 from sparkyard_engine.engram.errors import SourceError
 from sparkyard_engine.engram.format import TensorPlace
 from sparkyard_engine.engram.hashing import SCALE_BYTES, WEIGHT_BYTES, Layout
+from sparkyard_engine.files import is_plain
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 MAX_INDEX_BYTES: Final = 256 << 20
@@ -62,7 +63,11 @@ def open_checkpoint(directory: Path) -> Checkpoint:
             ("scale", SCALE_DTYPE, SCALE_BYTES),
         ):
             name = _full_name(weight_map, f"layers.{layer}.engram.embed.{part}", directory)
-            file = str(weight_map[name])
+            file = weight_map[name]
+            if not is_plain(file):
+                raise SourceError(
+                    f"{directory / INDEX_NAME}: {name}: {str(file)[:80]!r} is not a plain file name"
+                )
             if file not in headers:
                 headers[file] = _shard_header(directory / file)
             places.append(_place(name, file, headers[file], dtype, (rows, width), directory))

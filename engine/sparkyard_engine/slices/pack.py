@@ -22,12 +22,13 @@ import numpy as np
 
 from sparkyard_engine import padding
 from sparkyard_engine.engram.status import JobStatus, State
-from sparkyard_engine.files import read_json, write_json
+from sparkyard_engine.files import is_plain, read_json, sync_folder, write_json
 from sparkyard_engine.slices.cut import Cut, Piece, cut
 from sparkyard_engine.slices.manifest import FILE, LIMIT_BYTES, Entry, Identity, Manifest, SliceError, load
 
 INDEX = "model.safetensors.index.json"
 CONFIG_LIMIT_BYTES = 16 << 20
+LOCK = ".lock"
 STATUS_PERIOD_S = 0.5
 SPARE_BYTES = 1 << 30
 NOTHING = Piece(0, 0, 0)  # of a rank that has only padding
@@ -105,17 +106,24 @@ def pack(job: Job) -> int:
         raise SliceError(f"{job.output}: holds another store; remove it or pack to another folder")
     partial = job.output.with_name(f".{job.output.name}.partial")
     partial.mkdir(parents=True, exist_ok=True)
-    with (partial / ".lock").open("w") as lock:
+    with (partial / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SliceError(f"{partial}: another pack runs here; wait for it or end it") from None
+        for (
+            left
+        ) in partial.iterdir():  # of a run that was ended: nothing of it is used, nothing of it is published
+            if left.name != LOCK:
+                left.unlink()
         manifest = _write(job, partial)
         write_json(partial / FILE, manifest.value())
-        (partial / ".lock").unlink()
+        (partial / LOCK).unlink()
+        sync_folder(partial)  # its names first, then its own: a power loss leaves a whole folder or none
         if job.output.is_dir():
             job.output.rmdir()  # only an empty folder gives way
         partial.replace(job.output)
+        sync_folder(job.output.parent)
     _report(job, manifest.bytes, manifest.bytes, "done", "")
     return manifest.bytes
 
@@ -145,8 +153,8 @@ def _write(job: Job, folder: Path) -> Manifest:
     plan = plan_of(job.checkpoint, job.identity.tp, dict(job.identity.padding))
     index = read_json(job.checkpoint / INDEX, LIMIT_BYTES)
     names = (index or {}).get("weight_map")
-    if not isinstance(names, dict):
-        raise SliceError(f"{job.checkpoint / INDEX}: no weight_map")
+    if not isinstance(names, dict) or not all(map(is_plain, names.values())):
+        raise SliceError(f"{job.checkpoint / INDEX}: no weight_map of plain file names")
     shards = sorted(set(names.values()))
     cuts = {shard: _cuts(job, plan, shard) for shard in shards}
     total = sum(tensor.bytes for found in cuts.values() for tensor in found)
@@ -204,7 +212,9 @@ def _cuts(job: Job, plan: padding.Plan, shard: str) -> list[_Stored]:
             raise SliceError(f"{path}: no safetensors header")
         try:
             header: dict[str, Any] = json.loads(file.read(length))
-        except ValueError as error:
+            if not isinstance(header, dict):
+                raise ValueError("not an object")
+        except (ValueError, RecursionError) as error:
             raise SliceError(f"{path}: damaged header: {error}") from error
     header.pop("__metadata__", None)
     found = []

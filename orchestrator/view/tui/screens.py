@@ -12,7 +12,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Footer, Input, Static
 
-from orchestrator.view.text import clean
+from orchestrator.model.plain import clean
 
 HELP = """\
  ↑ ↓  j k     choose a node            enter   the node in detail

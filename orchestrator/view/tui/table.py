@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from orchestrator.view.text import clean
+from orchestrator.model.plain import clean
 
 GAP = 2
 

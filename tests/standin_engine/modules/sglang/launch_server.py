@@ -141,6 +141,8 @@ def main() -> None:
     Api.rank, Api.model = rank, args.served_model_name
     if key_file := spec["plugin"].get("settings", {}).get("api_key_file"):
         Api.key = Path(key_file).read_text().strip()
+        say(f"server_args=ServerArgs(api_key='{Api.key}', host='127.0.0.1')")  # as SGLang prints them
+        say(f"a line that holds {Api.key} in no known form")
     host, _, port = args.dist_init_addr.rpartition(":")
     say(f"stand-in rank {rank} of {size} starts")
     time.sleep(PAUSE_S)
