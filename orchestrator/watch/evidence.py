@@ -55,8 +55,12 @@ def _write(replies: Mapping[str, Reply], deployment: str, below: Path, why: str)
         "silent": silent,
     }
     (folder / "about.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+    for path in folder.rglob("*"):  # evidence is for after a crash, of this machine too
+        _sync(path)
+    _sync(folder)
     final = _free(below, name)
     folder.rename(final)
+    _sync(below)
     _prune(below)
     return final
 
@@ -65,6 +69,15 @@ def _write_silent(folder: Path, node: str, why: str) -> None:
     own = folder / f"node-{node}"
     own.mkdir()
     (own / "silent.txt").write_text(f"{node} did not answer: {why}\n", encoding="utf-8")
+
+
+def _sync(path: Path) -> None:
+    """Of a file its content, of a folder its names."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _write_node(folder: Path, node: str, value: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ Main = Callable[[Sequence[str]], int]
 def words(checkpoint: Path, output: Path, kind: str) -> list[str]:
     common = ["--checkpoint", str(checkpoint), "--revision", "r", "--tp", "3", "--rank", "1"]
     more = (
-        ["--ownership", "balanced", "--workers", "2"]
+        ["--ownership", "balanced", "--workers", "1"]
         if kind == "tables"
         else ["--padded-heads", "12", "--padded-groups", "6"]
     )

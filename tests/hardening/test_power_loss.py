@@ -21,7 +21,7 @@ from tests.hardening.powerloss import WAYS, Disk, Op, record
 from tests.hardening.test_crash_pack import content, in_child, make_checkpoint, words
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMES = 4
+TIMES = 3
 """States of the kind `any` for each system call."""
 PYTHONPATH = {
     "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "engine")]),
