@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import NoProgress, SparkyardError, Undetermined
 from orchestrator.model.step import Failure
-from orchestrator.plan import up
-from orchestrator.run import Outcome, converge, dry_run
+from orchestrator.plan import stop, up
+from orchestrator.run import Decide, Outcome, converge, dry_run
 from orchestrator.verbs import let_rest
 from tests.clusters import lab_cluster, lab_profile
 from tests.hardening.deepsim import (
@@ -24,6 +25,7 @@ from tests.hardening.deepsim import (
     stopped_is_true,
 )
 from tests.hardening.figures import Figures
+from tests.quick.test_sim import caught, mutated
 from tests.sim import Violation, make_goal
 
 SEEDS, BLOCKS = 640, 8
@@ -45,13 +47,20 @@ KINDS = {
 }  # fmt: skip
 
 
-async def run(sim: DeepWorld, verb: str, holder: str = "controller") -> Outcome:
+def decide_of(verb: str) -> Decide:
+    """As the command line chooses it."""
+    return up.verb(verb, GOAL)
+
+
+async def run(
+    sim: DeepWorld, verb: str, holder: str = "controller", choose: Callable[[str], Decide] = decide_of
+) -> Outcome:
     """One call of a verb with what the command line does around it; the channels end with it."""
     world = open_deep(sim, holder)
     try:
         if verb == "stop":
             await let_rest(world, GOAL.profile.name, "stopped")
-        outcome = await converge(world, up.verb(verb, GOAL), lease_wait_s=120.0 if verb == "stop" else 0.0)
+        outcome = await converge(world, choose(verb), lease_wait_s=120.0 if verb == "stop" else 0.0)
         if outcome.failures and outcome.leased and verb in {"up", "restart"}:
             await converge(world, up.abandon(GOAL))
         return outcome
@@ -60,11 +69,13 @@ async def run(sim: DeepWorld, verb: str, holder: str = "controller") -> Outcome:
             await node.close()
 
 
-def attempt(sim: DeepWorld, verb: str = "up") -> tuple[Failure, ...] | None:
+def attempt(
+    sim: DeepWorld, verb: str = "up", choose: Callable[[str], Decide] = decide_of
+) -> tuple[Failure, ...] | None:
     """The failures of one call; None when it could not find out. NoProgress only after a disk has lied."""
     lied = sim.lied
     try:
-        return asyncio.run(run(sim, verb)).failures
+        return asyncio.run(run(sim, verb, choose=choose)).failures
     except Undetermined:
         return None
     except NoProgress as error:
@@ -92,14 +103,17 @@ def settle(sim: DeepWorld) -> None:
     stopped_is_true(GOAL, sim.facts)
 
 
-def live(seed: int, kind: str) -> DeepWorld:
+def live(seed: int, kind: str, choose: Callable[[str], Decide] = decide_of) -> DeepWorld:
     """A few calls of verbs under faults, then the peace."""
     sim = deep(GOAL, seed, KINDS[kind])
     for number in range(ROUNDS):
         verb = ("up", "up", "up", "restart", "stop")[(seed + number) % 5]
         before = len(sim.injected)
-        if attempt(sim, verb) == () and verb == "up" and len(sim.injected) == before:
+        failures = attempt(sim, verb, choose)
+        if failures == () and verb == "up" and len(sim.injected) == before:
             serving_is_true(GOAL, sim.facts)
+        if failures == () and verb == "stop":
+            stopped_is_true(GOAL, sim.facts)
     settle(sim)
     return sim
 
@@ -120,6 +134,24 @@ def test_whatever_goes_wrong_it_ends_and_gets_there(block: int, figures: Figures
 def test_seeds_that_have_found_something_stay_found() -> None:
     for case in json.loads(CASES.read_text()):
         live(int(case["seed"]), case["kind"])
+
+
+def test_a_stop_that_forgets_silent_nodes_is_caught() -> None:
+    broken = mutated(stop, "        or _unanswered(goal, facts)\n", "")
+    grace_s = GOAL.profile.deadlines.drain_s
+
+    def choose(verb: str) -> Decide:
+        return (
+            decide_of(verb) if verb != "stop" else lambda facts: broken.decide(GOAL, facts, grace_s=grace_s)
+        )
+
+    KINDS["gone"] = Rough(node_gone=0.05)
+    try:
+        assert caught(lambda seed: live(seed, "gone", choose), seeds=60)
+        for seed in range(8):
+            live(seed, "gone")
+    finally:
+        del KINDS["gone"]
 
 
 def test_the_controller_dies_at_every_message_of_every_verb(figures: Figures) -> None:

@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PROMISE = re.compile(r"^\| (.+) \| `(tests/[\w/]+\.py)::(test_\w+)` \|$", re.MULTILINE)
 
 
-def tests_of(path: Path) -> set[str]:
+def names_in(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
 def test_every_promise_names_a_test_that_exists() -> None:
     promises = PROMISE.findall(PAGE.read_text())
     assert len(promises) > 20
-    assert [(file, name) for _, file, name in promises if name not in tests_of(ROOT / file)] == []
+    assert [(file, name) for _, file, name in promises if name not in names_in(ROOT / file)] == []
 
 
 def test_every_invariant_is_listed_and_none_that_is_not_checked() -> None:
