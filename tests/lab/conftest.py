@@ -14,6 +14,11 @@ from orchestrator.lab.nodes import running
 from tests.reallab import CYCLE_TIMEOUT_S, RealLab, call, leftovers
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that share the lab come last, together: no other deployment takes memory and cores beside it."""
+    items.sort(key=lambda item: "served" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The state folder of a lab that serves; at the end nothing of it is left."""
