@@ -120,13 +120,19 @@ async def deepen(world: World, goal: Goal, found: Diagnosis, emit: Emit) -> None
     """Run the load probes on every node that answered; the next look has their results."""
 
     def say(node: str, data: dict[str, Any]) -> None:
-        rest = ", ".join(
-            f"{key} {value}" for key, value in data.items() if key != "probe" and value is not None
-        )
-        emit(Said("note", f"{node}: {data.get('probe', '')}: {rest}"))
+        emit(Said("note", f"{node}: {data.get('probe', '')}: {probe_words(data)}"))
 
     for failure in await probe_all(world.nodes, found.yard, say, collective(goal, found.facts)):
         emit(Said("warning", f"{failure.node}: {failure.message}"))
+
+
+def probe_words(data: Mapping[str, Any]) -> str:
+    """What a probe reported, for people: how far it is, or its values by name."""
+    match data:
+        case {"done": int(done), "total": int(total)} if total > 0:
+            return f"{100 * done // total} %"
+        case _:
+            return ", ".join(f"{key} {value}" for key, value in data.items() if key != "probe" and value is not None)
 
 
 def collective(goal: Goal, facts: ClusterFacts) -> dict[str, dict[str, Any]] | None:

@@ -46,5 +46,5 @@ def run(source: Source, device: str, gid_index: int, port: int, address: str | N
         raise ProbeError(HINT)
     rate = parse_bandwidth(ran.out)
     if ran.status != 0 or (address is not None and rate is None):
-        raise ProbeError(f"rdma: {TOOL} on {device}: {(ran.err or ran.out).strip()[-300:]}")
+        raise ProbeError(f"rdma: {TOOL} on {device}: {' '.join((ran.err or ran.out).split())[-300:]}")
     return {"gbps": rate}

@@ -13,6 +13,7 @@ from orchestrator.checks import examine, headlines
 from orchestrator.checks.check import Node, Yard
 from orchestrator.checks.remedies import Remedy, remedies
 from orchestrator.deep import probe_all, streams, targets, with_pings
+from orchestrator.doctor import probe_words
 from orchestrator.fix import Done, Shown, fix
 from orchestrator.model.hardware import Hardware
 from orchestrator.model.step import Failure
@@ -94,6 +95,11 @@ def test_each_twin_is_measured_alone_in_both_directions_and_then_both_together()
         ]
         assert [args["probe"] for what, args in box.asked if what == "probe"][:3] == ["burn", "gemv", "nvme"]
     assert any(data.get("netdev") == "both" for _, data in said)
+
+
+def test_progress_is_said_as_a_share_and_results_by_name() -> None:
+    assert probe_words({"probe": "nvme", "done": 268435456, "total": 1073741824}) == "25 %"
+    assert probe_words({"probe": "rdma", "netdev": "both", "gbps": 188.0, "peer": None}) == "netdev both, gbps 188.0"
 
 
 def test_a_missing_tool_is_a_failure_of_that_probe_only() -> None:
