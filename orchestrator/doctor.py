@@ -132,7 +132,9 @@ def probe_words(data: Mapping[str, Any]) -> str:
         case {"done": int(done), "total": int(total)} if total > 0:
             return f"{100 * done // total} %"
         case _:
-            return ", ".join(f"{key} {value}" for key, value in data.items() if key != "probe" and value is not None)
+            return ", ".join(
+                f"{key} {value}" for key, value in data.items() if key != "probe" and value is not None
+            )
 
 
 def collective(goal: Goal, facts: ClusterFacts) -> dict[str, dict[str, Any]] | None:

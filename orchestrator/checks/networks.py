@@ -71,7 +71,9 @@ def hostname(yard: Yard) -> Iterable[Hit]:
         if host is None:
             continue
         # in the lab the host is this machine and the log is a recording of another: the two say nothing together
-        same = node.facts.host and node.facts.services and node.facts.host.origin == node.facts.services.origin
+        same = (
+            node.facts.host and node.facts.services and node.facts.host.origin == node.facts.services.origin
+        )
         if same and services is not None and services.avahi_name and services.avahi_name != host.hostname:
             yield Hit(f"host name {host.hostname}, announced as {services.avahi_name}", node=node.name)
         if host.hostname in names and yard.topology != "single-host":

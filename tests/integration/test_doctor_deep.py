@@ -1,4 +1,4 @@
-"""`doctor --deep` as a person runs it, on two real agents with recorded links: what can run here runs, the rest says why."""
+"""`doctor --deep` as a person runs it, on two real agents with recorded links: what can run runs, the rest says why."""
 
 from __future__ import annotations
 
@@ -30,9 +30,21 @@ def test_deep_measures_what_it_can_and_says_what_it_cannot(tmp_path: Path) -> No
     place = tmp_path / "cluster.yaml"
     data = {"schema": "sparkyard/cluster/v1", "topology": "single-host", "head": "spark-1", "nodes": nodes}
     place.write_text(yaml.safe_dump(data))
-    command = [sys.executable, "-m", "orchestrator", "doctor", "--json", "--profile", "lab", "--cluster", str(place)]
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator",
+        "doctor",
+        "--json",
+        "--profile",
+        "lab",
+        "--cluster",
+        str(place),
+    ]
     before = time.time()
-    ran = subprocess.run([*command, "--deep"], cwd=ROOT, capture_output=True, text=True, timeout=DEEP_BOUND_S, check=False)
+    ran = subprocess.run(
+        [*command, "--deep"], cwd=ROOT, capture_output=True, text=True, timeout=DEEP_BOUND_S, check=False
+    )
     assert "Traceback" not in ran.stderr
     shown = json.loads(ran.stdout)
     for name in names:
@@ -50,7 +62,9 @@ def test_deep_measures_what_it_can_and_says_what_it_cannot(tmp_path: Path) -> No
             assert (check, name) in open_ or check == "gpu.latch", sorted(open_)
             if (check, name) in open_:
                 assert open_[check, name]["measured"].startswith("not tested: ")
-    again = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False).stdout)
+    again = json.loads(
+        subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False).stdout
+    )
     untested = {f["check"] for f in again["findings"] if f.get("why_unknown") == "untested"}
     assert not untested & {"disk.slow", "disk.integrity"}, "yesterday's results count today"
     assert {"cx7.jumbo", "cx7.peer"} <= untested, "recorded links lead nowhere: never fine"

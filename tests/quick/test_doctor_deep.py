@@ -99,7 +99,10 @@ def test_each_twin_is_measured_alone_in_both_directions_and_then_both_together()
 
 def test_progress_is_said_as_a_share_and_results_by_name() -> None:
     assert probe_words({"probe": "nvme", "done": 268435456, "total": 1073741824}) == "25 %"
-    assert probe_words({"probe": "rdma", "netdev": "both", "gbps": 188.0, "peer": None}) == "netdev both, gbps 188.0"
+    assert (
+        probe_words({"probe": "rdma", "netdev": "both", "gbps": 188.0, "peer": None})
+        == "netdev both, gbps 188.0"
+    )
 
 
 def test_a_missing_tool_is_a_failure_of_that_probe_only() -> None:

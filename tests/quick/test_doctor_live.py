@@ -49,7 +49,9 @@ def test_a_lab_of_recorded_nodes_is_judged_by_the_real_agents(tmp_path: Path) ->
     shown = [(f.check, f.node, f.measured) for f in judged.findings if f.severity in ("error", "warning")]
     # the machine's own disk, clock and processes are live; nothing of the recorded hardware may be blamed
     assert not [
-        row for row in shown if row[0].partition(".")[0] in ("cx7", "gpu", "fw", "kernel", "topo", "rdma", "net", "nccl")
+        row
+        for row in shown
+        if row[0].partition(".")[0] in ("cx7", "gpu", "fw", "kernel", "topo", "rdma", "net", "nccl")
     ]
 
 
