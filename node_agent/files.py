@@ -47,12 +47,12 @@ def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path, max_bytes: int = JSON_MAX_BYTES) -> dict[str, Any] | None:
     """The object in ``path``; None when it is absent, too large, or not a JSON object."""
     try:
         with path.open("rb") as file:
-            data = file.read(JSON_MAX_BYTES + 1)
-        if len(data) > JSON_MAX_BYTES:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
             return None
         value = json.loads(data, parse_constant=_no_number)
     except (OSError, ValueError, RecursionError):

@@ -22,13 +22,31 @@ from node_agent.records import inner, is_digest, number, text, whole
 
 HARDWARE_TIMEOUT_S = 20.0
 """Of all readers together; each has its own, shorter one."""
+SLICES_MAX_BYTES = 256 << 20
+"""Of a slice store's manifest: 70,000 tensors are 16 MB."""
 RANK_LOG_LINES = 25
 RANK_MARK = "SPARKYARD_RANK_SPEC"
 """Environment variable of a guard and of everything below it: the path of its rank spec."""
 PHASES = ("starting", "joined", "loading", "kv", "graphs", "ready", "draining", "ended")
 """As in docs/formats.md."""
+SHOWN_OF_BOOTS = (
+    "deployment",
+    "generation",
+    "memory_before_bytes",
+    "canary",
+    "canary_texts",
+    "smoke",
+    "started_unix_s",
+    "ready_unix_s",
+    "proven",
+    "profile",
+    "timeline",
+)
+"""Keys of a boot record that every look tells; the others are asked for when they are needed."""
 KEPT_RECORDS = 16
 """Boots and ranks that are reported, newest first; older ones are of no use to a decision."""
+
+_SLICES: dict[tuple[str, int, int, int], tuple[str, dict[str, int]]] = {}
 
 
 def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
@@ -217,11 +235,10 @@ def slice_stores(home: Home) -> list[dict[str, Any]]:
     found = []
     for name in _names(home.slices):
         folder = home.slices / name
-        manifest = read_json(folder / "manifest.json") or {}
         complete, total = False, 0
         try:
-            sizes = {str(file): int(size) for file, size in manifest["files"].items()}
-            complete = manifest.get("id") == name and all(
+            store, sizes = _slice_files(folder / "manifest.json")
+            complete = store == name and all(
                 (folder / file).stat().st_size == size for file, size in sizes.items()
             )
             total = sum(sizes.values())
@@ -230,6 +247,18 @@ def slice_stores(home: Home) -> list[dict[str, Any]]:
         entry = {"store": name, "kind": "slices", "path": str(folder), "complete": complete, "bytes": total}
         found.append(entry)
     return found
+
+
+def _slice_files(path: Path) -> tuple[str, dict[str, int]]:
+    """Id and file sizes of a manifest, read once for each of its changes: it lists every tensor of the checkpoint."""
+    seen = path.stat()
+    key = (str(path), seen.st_ino, seen.st_size, seen.st_mtime_ns)
+    known = _SLICES.get(key)
+    if known is None:
+        manifest = read_json(path, SLICES_MAX_BYTES) or {}
+        known = str(manifest.get("id")), {str(file): int(size) for file, size in manifest["files"].items()}
+        _SLICES[key] = known
+    return known
 
 
 def ranks(home: Home) -> list[dict[str, Any]]:
@@ -274,6 +303,8 @@ def ranks(home: Home) -> list[dict[str, Any]]:
                 "generation": generation,
                 "rank": rank,
                 "spec": spec["identity"],
+                "engine": text(spec, "engine"),
+                "image": text(spec, "image"),
                 "alive": alive or bool(leftover),
                 "phase": (phase if phase in PHASES else "starting") if alive else "ended",
                 "gate_open": (folder / "gate-open").exists(),
@@ -282,6 +313,8 @@ def ranks(home: Home) -> list[dict[str, Any]]:
                 "log_tail": tail(folder / "engine.log", RANK_LOG_LINES)
                 or tail(folder / "guard.out", RANK_LOG_LINES),
                 "memory_low_water_bytes": whole(status, "memory_low_water_bytes"),
+                "kv_tokens": whole(status, "kv_tokens"),
+                "kv_tokens_asked": whole(status, "kv_tokens_asked"),
                 "since_unix_s": number(spec, "started_unix_s") or 0.0,
                 "store": planned if is_digest(planned) else None,
                 "proven_store": store if is_digest(store) else None,
@@ -306,4 +339,5 @@ def boots(home: Home) -> list[dict[str, Any]]:
         if home.boots.is_dir()
         else []
     )
-    return [record for path in paths[-KEPT_RECORDS:] if (record := read_json(path)) is not None]
+    found = [record for path in paths[-KEPT_RECORDS:] if (record := read_json(path)) is not None]
+    return [{key: record[key] for key in SHOWN_OF_BOOTS if key in record} for record in found]

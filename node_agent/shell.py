@@ -8,9 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from node_agent import busy, doctor, evidence, look, process, rights, shown, tree, watch
+from node_agent import (
+    authorize,
+    boots,
+    busy,
+    doctor,
+    evidence,
+    holders,
+    journal,
+    look,
+    rights,
+    shown,
+    sources,
+    tree,
+    watch,
+)
 from node_agent.actions import blobs, desired, engine, image, load, paced, pack, probe, ranks, share
-from node_agent.files import tail
 from node_agent.home import Home
 from node_agent.lease import Lease
 from node_agent.watch import pulse
@@ -19,7 +32,6 @@ from node_agent.wire import Refused, Report, Writer, read_line
 AT_ONCE_MAX = 32
 """Requests in work; more are refused instead of piling up threads."""
 PROGRESS_EVERY_S = 0.2
-LOG_LINES_MAX = 5000
 
 Action = Callable[[Home, dict[str, Any], Report], dict[str, Any]]
 
@@ -161,6 +173,8 @@ class Shell:
                 return doctor.repair(self._home, args)
             case "confirm_repair":
                 return doctor.confirm(self._home, args)
+            case "authorize":
+                return authorize.add(args, Path.home())
             case "rest":
                 return desired.rest(self._home, args)
             case "pulse":
@@ -171,6 +185,14 @@ class Shell:
                 return shown.read(self._home, args)
             case "paced":
                 return paced.read(self._home, args)
+            case "boot_done":
+                return boots.complete(self._home, args)
+            case "boots":
+                return boots.records(self._home, args)
+            case "sources":
+                return sources.read(self._home, args)
+            case "holders":
+                return holders.read(self._home, args)
             case "evidence":
                 return evidence.read(self._home, args)
             case "smoke":
@@ -180,39 +202,7 @@ class Shell:
             case "load":
                 return load.run(args, report, stop)
             case "logs":
-                return _logs(self._home, args, report, stop)
+                return journal.read(self._home, args, report, stop)
             case "watch":
                 return watch.stream(self._home, args, report, stop)
         raise Refused(f"this agent does not know {ask!r}", kind="protocol")
-
-
-def _logs(home: Home, args: dict[str, Any], report: Report, stop: threading.Event) -> dict[str, Any]:
-    """Last lines of a rank's engine log; with `follow`, new lines as progress until cancelled."""
-    folder = home.rank_folder(args["deployment"], int(args["generation"]), int(args["rank"]))
-    path = folder / "engine.log"
-    if not folder.is_dir():
-        raise Refused(f"rank {args['rank']} of generation {args['generation']} was never started here")
-    lines = tail(path, min(int(args["lines"]), LOG_LINES_MAX), max_bytes=2 << 20)
-    if not args.get("follow"):
-        return {"lines": lines}
-    report({"lines": lines})
-    _follow(path, folder, report, stop)
-    return {"lines": []}
-
-
-def _follow(path: Path, folder: Path, report: Report, stop: threading.Event) -> None:
-    offset = path.stat().st_size if path.exists() else 0
-    rest = b""
-    while not stop.wait(0.3):
-        size = path.stat().st_size if path.exists() else 0
-        if size < offset:
-            offset = 0
-        if size > offset:
-            with path.open("rb") as file:
-                file.seek(offset)
-                data = file.read(1 << 20)
-            offset += len(data)
-            *lines, rest = (rest + data).split(b"\n")
-            report({"lines": [line.decode("utf-8", "replace")[:2000] for line in lines]})
-        elif process.alive(folder / "pid.json") is None:
-            return

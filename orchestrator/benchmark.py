@@ -11,7 +11,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from orchestrator import doctor
 from orchestrator.bench.cli import Choices, api_key
 from orchestrator.bench.foreign import Busy, Foreign, foreign
 from orchestrator.bench.known import CONTROLLER, newest_ranks, node_sample, place, provenance
@@ -22,6 +21,7 @@ from orchestrator.bench.run import Watch, run_bench
 from orchestrator.bench.source import LoadFailed, LoadSource, NodeLoad, local
 from orchestrator.each import each
 from orchestrator.errors import Undetermined
+from orchestrator.examination import diagnose
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.goal import Goal
 from orchestrator.model.sample import NodeSampled, NodeSilent, Sample, Watched
@@ -52,7 +52,7 @@ async def measured(
     known = session.profile.ports.api_key_file
     key = api_key(choices.key_file or (Path(known) if known else None))
     async with session.world() as world:
-        found = await doctor.diagnose(world, goal)
+        found = await diagnose(world, goal)
         facts = await observe(world)
         if not newest_ranks(goal, facts):
             raise Undetermined(f"bench: no rank of {session.profile.name} lives; `sparkyard up` starts it")

@@ -13,14 +13,16 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from orchestrator import benchmark, verbs
+from orchestrator import benchmark, last_good, verbs
 from orchestrator import doctor as diagnosis
+from orchestrator import logs as log_lines
 from orchestrator import monitor as watching
 from orchestrator import top as dashboard
 from orchestrator.bench.cli import Choices, bench_app
 from orchestrator.bench.options import Options
 from orchestrator.bench.progress import BenchEvent
 from orchestrator.bench.record import Record
+from orchestrator.checks import CHECKS
 from orchestrator.errors import ConfigError, Exit, SparkyardError
 from orchestrator.explain import verb as explaining
 from orchestrator.first_contact_cli import add_first_contact
@@ -30,6 +32,7 @@ from orchestrator.load import default_cluster_path, load_cluster, load_profile
 from orchestrator.model.event import Event
 from orchestrator.model.plain import clean, json_line
 from orchestrator.plan.proven import ITEMS
+from orchestrator.plan.sources import ITEMS as SOURCES
 from orchestrator.prune import prune as prune_images
 from orchestrator.verbs import Answer, Session
 from orchestrator.verify import verify_checkpoint
@@ -41,6 +44,7 @@ from orchestrator.watch import install as watch_install
 from orchestrator.watch import maintenance
 from orchestrator.watch.guardian import with_canary
 from orchestrator.watch.keep import LOOK_EVERY_S, Keep
+from orchestrator.watch.key import with_key
 from orchestrator.watch.policy import CANARY_PACE_S, Policy
 from orchestrator.watch.record import keep
 from orchestrator.watch.samples import Pace
@@ -68,12 +72,13 @@ NodesOption = Annotated[str | None, typer.Option("--nodes", help="Only these nod
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the stages, touch nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before acting.")]
+PREFLIGHT = (verbs.LEDGER, *SOURCES)
 IgnoreItemOption = Annotated[
     list[str] | None,
     typer.Option(
         "--ignore",
-        help=f"An item of the proof to demote ({', '.join(ITEMS)}), or ledger: start although the plan says that it "
-        "does not fit. May stand several times.",
+        help=f"What a start shall accept: an item of the preflight ({', '.join(PREFLIGHT)}) or of the proof "
+        f"({', '.join(ITEMS)}), or a check of the doctor; may stand several times.",
     ),
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Also say why each step is taken.")]
@@ -175,9 +180,35 @@ def fail(error: SparkyardError, *, as_json: bool) -> NoReturn:
 
 def known_items(names: list[str]) -> None:
     """A typo must not switch nothing off."""
-    known = (*ITEMS, verbs.LEDGER)
-    if unknown := sorted(set(names) - set(known)):
-        raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(known)}", param_hint="--ignore")
+    known = (*ITEMS, *PREFLIGHT)
+    if unknown := sorted(set(names) - {*known, *(check.id for check in CHECKS)}):
+        text = (
+            f"{', '.join(unknown)}: there are {', '.join(known)}, and every check of sparkyard doctor --list"
+        )
+        raise typer.BadParameter(text, param_hint="--ignore")
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """How a converging verb was called."""
+
+    common: Common
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+    def carry_out(
+        self,
+        plan: Callable[[Session], Coroutine[Any, Any, Answer]],
+        do: Callable[[Session], Coroutine[Any, Any, Answer]],
+    ) -> NoReturn:
+        """Show the plan, or confirm it on a terminal and do it."""
+        known_items(list(self.common.ignore))
+        if self.dry_run:
+            run(self.common, plan, as_json=self.as_json, show=lambda d: plan_text(out, d))
+        if sys.stdin.isatty() and sys.stdout.isatty() and not self.yes and not self.as_json:
+            confirm(self.common, plan)
+        run(self.common, do, as_json=self.as_json)
 
 
 def converging_verb(name: str, help_text: str) -> None:
@@ -192,22 +223,48 @@ def converging_verb(name: str, help_text: str) -> None:
         verbose: VerboseOption = False,
         ignore: IgnoreItemOption = None,
     ) -> None:
-        known_items(ignore or [])
         common = Common(profile, cluster, verbose=verbose, ignore=tuple(ignore or ()))
-        if dry_run:
-            run(common, lambda s: verbs.planned(s, name), as_json=as_json, show=lambda d: plan_text(out, d))
-        if sys.stdin.isatty() and sys.stdout.isatty() and not yes and not as_json:
-            confirm(common, name)
-        run(common, lambda s: verbs.converging(s, name), as_json=as_json)
+        Called(common, dry_run, yes, as_json).carry_out(
+            lambda s: verbs.planned(s, name), lambda s: verbs.converging(s, name)
+        )
 
     command.__doc__ = help_text
     app.command(name=name)(command)
 
 
-def confirm(common: Common, name: str) -> None:
+@app.command()
+def serve(
+    last: Annotated[
+        bool,
+        typer.Option(
+            "--last-good",
+            help="Bring back what last served as it should: of --profile, without one of any deployment.",
+        ),
+    ] = False,
+    profile: ProfileOption = None,
+    cluster: ClusterOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
+    ignore: IgnoreItemOption = None,
+) -> None:
+    """Preflight, then ranks up in order behind the memory gate, canary answered, smoke passed."""
+    common = Common(profile, cluster, verbose=verbose, ignore=tuple(ignore or ()))
+    called = Called(common, dry_run, yes, as_json)
+    if last:
+        whole = profile is None
+        called.carry_out(
+            lambda s: last_good.serve(s, any_deployment=whole, dry_run=True),
+            lambda s: last_good.serve(s, any_deployment=whole),
+        )
+    called.carry_out(lambda s: verbs.planned(s, "serve"), lambda s: verbs.converging(s, "serve"))
+
+
+def confirm(common: Common, plan: Callable[[Session], Coroutine[Any, Any, Answer]]) -> None:
     """Show the plan and ask, on a terminal."""
     try:
-        answer = asyncio.run(verbs.planned(common.session(lambda _: None), name))
+        answer = asyncio.run(plan(common.session(lambda _: None)))
     except SparkyardError as error:
         fail(error, as_json=False)
     plan_text(out, answer.data)
@@ -221,7 +278,6 @@ for _name, _help in (
     ("share", "Every node reads the checkpoint, proven by comparing what is read."),
     ("unshare", "Unmount the checkpoint everywhere and take its export back."),
     ("pack", "Each node's disk holds exactly its rank's Engram rows, verified."),
-    ("serve", "Ranks up in order behind the memory gate, canary answered, smoke passed."),
     ("restart", "serve of the next generation: the running gang is drained first."),
     ("up", "build, share, pack and serve, in this order; what is done already is not done again."),
     ("stop", "Drain, end every rank, prove that they are gone and that the memory is back."),
@@ -350,17 +406,34 @@ def smoke(profile: ProfileOption = None, cluster: ClusterOption = None, as_json:
 @app.command()
 def logs(
     rank: Annotated[int | None, typer.Option("--rank", help="Only this rank.")] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=5000, help="How many last lines.")] = 40,
+    lines: Annotated[
+        int | None,
+        typer.Option(
+            "--lines",
+            "-n",
+            min=1,
+            max=log_lines.LINES_MAX,
+            help=f"How many last lines of each rank. Default: {log_lines.LINES_DEFAULT}, with --since all.",
+        ),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines.")] = False,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="Only from then on: 90s, 10m, 2h, 1d ago, or a time."),
+    ] = None,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
 ) -> None:
-    """Engine logs of the newest start, each line with its rank."""
+    """Engine logs of the newest start, by time, each line with its rank."""
+    try:
+        asked = log_lines.wanted(rank, lines, follow=follow, since=since)
+    except SparkyardError as error:
+        fail(error, as_json=False)
 
     def write(line: str) -> None:
         verbs.say_line(clean(line))
 
-    run(Common(profile, cluster), lambda s: verbs.logs(s, rank, lines, follow, write), as_json=False)
+    run(Common(profile, cluster), lambda s: log_lines.logs(s, asked, write), as_json=False)
 
 
 @app.command()
@@ -475,6 +548,9 @@ def monitor(
     look_every: Annotated[
         float, typer.Option("--look-every", min=0.2, help="Seconds between two looks at the gang.")
     ] = LOOK_EVERY_S,
+    key: Annotated[
+        Path | None, typer.Option("--key", help="Connect to every node with this key file.")
+    ] = None,
     install: Annotated[
         bool, typer.Option("--install", help="Make it a systemd service on this node, and start it.")
     ] = False,
@@ -513,6 +589,8 @@ def monitor(
         run(common, lambda s: watch_install.install(s, unit(s)), as_json=False)
 
     def work(session: Session) -> Coroutine[Any, Any, Answer]:
+        if key is not None:
+            session.cluster = with_key(session.cluster, key.resolve())
         beside: tuple[watching.Beside, ...] = () if record is None else (lambda feed, _: keep(feed, record),)
         beside += (Keep(session, folder, policy, look_every, acts=not observe_only),)
         return watching.monitor(session, folder, listen, pace, beside)

@@ -55,9 +55,15 @@ def budget(
 
 
 def ledgers(
-    profile: Profile, cluster: Cluster, checkpoint: Path | None, facts: ClusterFacts | None = None
+    profile: Profile,
+    cluster: Cluster,
+    checkpoint: Path | None,
+    facts: ClusterFacts | None = None,
+    corrections: Mapping[int, Mapping[str, int]] | None = None,
 ) -> Ledgers:
     """Judge memory and disks of a plan. Needs no node; with facts, what was looked up replaces the estimates.
+
+    `corrections`: bytes that earlier boots measured, by rank and line.
 
     Raises ConfigError when the checkpoint's headers are damaged or the cluster has too few nodes.
     """
@@ -72,7 +78,7 @@ def ledgers(
         why = f"no geometry is known for {profile.model.name}; --checkpoint DIR reads it from the headers"
         return Ledgers(None, {"ledger": None, "disk": None, "ledger_note": why} | wanted, (f"memory: {why}",))
     contents = found.contents
-    memory = judge.judge(profile, fit.places(nodes, known), contents, found.rules, found.corrections)
+    memory = judge.judge(profile, fit.places(nodes, known), contents, found.rules, corrections or {})
     disks = disk.disk_ledger(profile, fit.rooms(profile, cluster, nodes, known), contents, found.rules)
     shown = {"ledger": judge.document(profile, memory, contents), "disk": disk.as_json(disks)}
     lines = judge.text(memory)

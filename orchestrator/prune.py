@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator import boots, last_good
 from orchestrator.each import each
 from orchestrator.errors import Exit
 from orchestrator.model.step import Failure
@@ -17,14 +18,16 @@ PRUNE_TIMEOUT_S = 900.0
 
 
 async def prune(session: Session, *, remove: bool) -> Answer:
-    """Images of ours but the profile's, the published copy and the build cache, on every node that answers.
+    """Images of ours, the published copy and the build cache, on every node that answers.
 
+    The profile's image stays, and those of the last good boots: `serve --last-good` needs them.
     Without ``remove`` nothing changes: the answer says what would go.
     """
     goal, _ = session.goal()
-    args = {"keep": [image.content(goal)], "dry": not remove}
     async with session.world() as world:
         facts = await observe(world)
+        keep = {image.content(goal), *last_good.images(await boots.read(world))}
+        args = {"keep": sorted(keep), "dry": not remove}
         failures = list(await take_leases(world, tuple(facts)))
         fences = dict(world.fences)
         try:

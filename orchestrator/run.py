@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from orchestrator.each import each, look
 from orchestrator.errors import ConformanceError, NoProgress, Undetermined
+from orchestrator.holders import name_holders
 from orchestrator.model.cluster import Cluster
 from orchestrator.model.event import (
     Event,
@@ -23,14 +24,27 @@ from orchestrator.model.event import (
     WaitDone,
 )
 from orchestrator.model.facts import ClusterFacts
-from orchestrator.model.step import Blocked, Decision, Failure, FetchDone, PackDone, RankAt, Stage, Step, Wait
+from orchestrator.model.step import (
+    Blocked,
+    Decision,
+    Failure,
+    FetchDone,
+    MemoryBack,
+    PackDone,
+    RankAt,
+    Stage,
+    Step,
+    Wait,
+)
 from orchestrator.perform import perform
 from orchestrator.plan.fabric import LINK_FACTS
 from orchestrator.plan.holds import holds, timed_out
+from orchestrator.plan.measured import elapsed_and_expected_s
 from orchestrator.plan.predict import after_stage, missed
 from orchestrator.remote.node import Ask, Node, Reply, reply
 from orchestrator.words import action as action_words
 from orchestrator.words import condition as condition_words
+from orchestrator.words import phase as phase_words
 
 STAGES_MAX = 64
 """A life cycle has about twelve stages; more than this is a circle."""
@@ -298,7 +312,7 @@ async def _wait_for_all(world: World, waits: tuple[Wait, ...]) -> tuple[Failure,
                 case False:
                     if now - begin > wait.deadline_s:
                         pending.remove(wait)
-                        failures.append(timed_out(wait, facts))
+                        failures.append(await _too_late(world, wait, facts))
                     else:
                         _report(world, wait, facts)
         gang = any(isinstance(wait.until, RankAt) for wait in pending)
@@ -307,6 +321,13 @@ async def _wait_for_all(world: World, waits: tuple[Wait, ...]) -> tuple[Failure,
         if pending:
             await world.clock.sleep(world.poll_s)
     return tuple(dict.fromkeys(failures))
+
+
+async def _too_late(world: World, wait: Wait, facts: ClusterFacts) -> Failure:
+    failure = timed_out(wait, facts)
+    if isinstance(wait.until, MemoryBack) and wait.node in facts:
+        return await name_holders(world.nodes, failure, wait.until.deployment)
+    return failure
 
 
 def _report(world: World, wait: Wait, facts: ClusterFacts) -> None:
@@ -325,7 +346,11 @@ def _report(world: World, wait: Wait, facts: ClusterFacts) -> None:
         case RankAt(deployment=deployment, generation=generation, rank=rank):
             found = here.rank(deployment, rank, generation)
             if found is not None:
-                world.emit(Progress(wait.node, wait.why, 0, 0, "", found.phase))
+                seen = elapsed_and_expected_s(here, wait.until)
+                elapsed_s, expected_s = seen or (0.0, 0.0)
+                unit = "s" if seen else ""
+                note = phase_words(found)
+                world.emit(Progress(wait.node, wait.why, round(elapsed_s), round(expected_s), unit, note))
         case _:
             return
 

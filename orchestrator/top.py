@@ -10,8 +10,8 @@ from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 
 from orchestrator import verbs
-from orchestrator.doctor import diagnose
 from orchestrator.errors import Exit, SparkyardError
+from orchestrator.examination import diagnose
 from orchestrator.model.event import Said
 from orchestrator.model.finding import Finding
 from orchestrator.model.sample import FindingsSeen

@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from orchestrator import boots
 from orchestrator.each import each, look
 from orchestrator.errors import Exit
 from orchestrator.ledgers import ledgers, published
@@ -23,25 +25,25 @@ from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.goal import Goal, Package
 from orchestrator.model.profile import Profile
 from orchestrator.model.report import failures_json, plan_json, run_json, status_json
-from orchestrator.model.step import Failure, StartRank
+from orchestrator.model.step import Failure, SetDesired, Stage, StartRank, StopRank
 from orchestrator.package import build_package
 from orchestrator.plan import serve as serve_plan
 from orchestrator.plan import up
 from orchestrator.plan.fit import Budget
+from orchestrator.plan.measured import corrections
 from orchestrator.plan.proven import Item
 from orchestrator.plan.proven import failures as unproven_items
+from orchestrator.preflight import preflight
 from orchestrator.proof import proof_json, prove
-from orchestrator.remote.node import Ask, Node, Progressed, Reply, reply
+from orchestrator.remote.node import Ask, Node, reply
 from orchestrator.remote.nodes import nodes
 from orchestrator.run import Outcome, WallClock, World, converge, dry_run, observe
 from orchestrator.watch import evidence
 
 SMOKE_TIMEOUT_S = 300.0
-LOGS_TIMEOUT_S = 30.0
 REST_TIMEOUT_S = 30.0
 STOP_LEASE_WAIT_S = 120.0
 """Whoever acts now notices within a look and a step that it shall not serve, and ends what it started."""
-FOLLOW_TIMEOUT_S = 7 * 86400.0
 STARTING = frozenset({"serve", "up", "restart"})
 LEDGER = "ledger"
 """`--ignore ledger`: start although the ledgers say that it does not fit."""
@@ -59,12 +61,16 @@ class Session:
     strict_conformance: bool = False
     ignore: tuple[str, ...] = ()
     """Items of the proof that are warnings at most."""
+    package: Package | None = None
+    """An engine package that the nodes have already, instead of this checkout's own."""
     evidence: Path | None = None
     """Folder for the evidence of starts that fail; none is kept without it."""
     interrupted: bool = field(default=False, init=False)
 
     def goal(self) -> tuple[Goal, dict[str, bytes]]:
         """The goal, and the blobs that the controller itself has."""
+        if self.package is not None:
+            return Goal(self.profile, self.cluster, self.package), {}
         package = build_package()
         goal = Goal(self.profile, self.cluster, Package(package.digest, len(package.content)))
         return goal, {package.digest: package.content}
@@ -72,6 +78,14 @@ class Session:
     def budget(self, verb: str) -> Callable[[], Budget] | None:
         """What the ledgers judge a start with; None for other verbs, and when the person takes the risk."""
         return None if verb not in STARTING or LEDGER in self.ignore else published
+
+    async def measured_budget(self, verb: str, world: World) -> Callable[[], Budget] | None:
+        """As `budget`, with what earlier boots of this profile measured, from their records on the nodes."""
+        wanted = self.budget(verb)
+        if wanted is None:
+            return None
+        found = corrections(await boots.read(world, self.profile.name), self.profile.identity)
+        return cache(lambda: replace(wanted(), corrections=found))
 
     @asynccontextmanager
     async def world(
@@ -128,8 +142,7 @@ async def converging(session: Session, verb: str) -> Answer:
     async with session.world(payloads) as world:
         if verb == "stop":
             await let_rest(world, session.profile.name, "stopped")
-        wait_s = STOP_LEASE_WAIT_S if verb == "stop" else 0.0
-        outcome = await converge(world, up.verb(verb, goal, session.budget(verb)), lease_wait_s=wait_s)
+        outcome = await _run(session, world, goal, verb)
         failures = outcome.failures
         slow, items = False, tuple[Item, ...]()
         if verb in STARTING and not failures and not outcome.interrupted:
@@ -138,9 +151,14 @@ async def converging(session: Session, verb: str) -> Answer:
             failures = unproven_items(items)
             # what served before this verb goes on serving, slowly; only what it started itself is ended
             slow = bool(failures) and _started(outcome)
+            if not failures:
+                await boots.record(world, goal, outcome.facts)
         if failures and outcome.leased and verb in STARTING and (slow or _unproven(goal, outcome)):
             await _keep_evidence(session, world, failures)
             session.emit(Said("warning", "the start failed: ending the ranks that were started"))
+            session.emit(
+                Said("note", "sparkyard serve --last-good brings back what last served as it should")
+            )
             failures += (await converge(world, up.abandon(goal))).failures
     exit_code = Exit.INTERRUPTED if outcome.interrupted else _exit_of(failures)
     seconds = time.monotonic() - begin
@@ -164,8 +182,39 @@ def _say_weights(session: Session, goal: Goal, facts: ClusterFacts) -> None:
         session.emit(Said("warning" if missed else "note", text))
 
 
+async def _run(session: Session, world: World, goal: Goal, verb: str) -> Outcome:
+    """The verb. Before ranks are started, and before older ones are ended for them, the preflight must pass."""
+    if verb not in STARTING:
+        wait_s = STOP_LEASE_WAIT_S if verb == "stop" else 0.0
+        return await converge(world, up.verb(verb, goal), lease_wait_s=wait_s)
+    budget = await session.measured_budget(verb, world)
+    prepared = Outcome()
+    if verb == "up":
+        prepared = await converge(world, up.judged(goal, budget, up.prepare(goal), disks=True))
+        if prepared.failures or prepared.interrupted:
+            return replace(prepared, leased=False)
+        budget = None  # judged at the first look
+    facts = await observe(world)
+    stages, _ = dry_run(up.verb(verb, goal, budget), facts)
+    if _touches(stages) and (refused := await preflight(world, goal, facts, session.ignore)):
+        return Outcome(refused, prepared.stages, facts, leased=False)
+    outcome = await converge(world, up.verb(verb, goal, budget))
+    return replace(outcome, stages=prepared.stages + outcome.stages)
+
+
+def _touches(stages: tuple[Stage, ...]) -> bool:
+    """Whether anything of a gang would be changed: also what only stops, before a start that is not seen yet."""
+    return any(
+        isinstance(step.action, SetDesired | StopRank | StartRank) for stage in stages for step in stage.steps
+    )
+
+
+def _starts(stages: tuple[Stage, ...]) -> bool:
+    return any(isinstance(step.action, StartRank) for stage in stages for step in stage.steps)
+
+
 def _started(outcome: Outcome) -> bool:
-    return any(isinstance(step.action, StartRank) for stage in outcome.stages for step in stage.steps)
+    return _starts(outcome.stages)
 
 
 async def _keep_evidence(session: Session, world: World, failures: tuple[Failure, ...]) -> None:
@@ -198,12 +247,15 @@ def _exit_of(failures: tuple[Failure, ...]) -> Exit:
 
 
 def _unproven(goal: Goal, outcome: Outcome) -> bool:
-    """True when ranks of the deployment run that have never been proven, or whose gang has lost one."""
+    """True when ranks of the deployment run that have never been proven, or whose gang has lost one.
+
+    Also when none runs any more although this run began a start: a gang ends by itself when one of its ranks does.
+    """
     name = goal.profile.name
     ranks = [found for here in outcome.facts.values() for found in here.ranks if found.deployment == name]
     alive = [found for found in ranks if found.alive]
     if not alive:
-        return False
+        return _touches(outcome.stages)
     newest = max(found.generation for found in alive)
     head = outcome.facts.get(goal.head.name)
     boot = head.boot(name, newest) if head else None
@@ -216,7 +268,8 @@ async def planned(session: Session, verb: str) -> Answer:
     goal, _ = session.goal()
     async with session.world() as world:
         facts = await observe(world)
-    stages, failures = dry_run(up.verb(verb, goal, session.budget(verb)), facts)
+        budget = await session.measured_budget(verb, world)
+    stages, failures = dry_run(up.verb(verb, goal, budget), facts)
     return Answer(plan_json(verb, stages, failures), _exit_of(failures))
 
 
@@ -225,7 +278,9 @@ async def judged(session: Session, verb: str, checkpoint: Path | None) -> Answer
     goal, _ = session.goal()
     async with session.world() as world:
         facts, missing = await look(world.nodes, world.look_args())
-    found = ledgers(session.profile, session.cluster, checkpoint, facts or None)
+        earlier = await boots.read(world, session.profile.name) if facts else ()
+    measured = corrections(earlier, session.profile.identity)
+    found = ledgers(session.profile, session.cluster, checkpoint, facts or None, measured)
     data: dict[str, Any] = {
         "schema": "sparkyard/plan/v1",
         "verb": verb,
@@ -275,61 +330,6 @@ async def smoke(session: Session) -> Answer:
     if failure is not None and failure.kind in {"unreachable", "timeout"}:
         return Answer(data, Exit.UNDETERMINED)
     return Answer(data, Exit.FINE if ok else Exit.FAILED)
-
-
-async def logs(
-    session: Session, rank: int | None, lines: int, follow: bool, write: Callable[[str], None]
-) -> Answer:
-    """Engine logs of one rank or of all, each line with its rank; the newest start on each node."""
-    session.listen_for_interrupt()
-    name = session.profile.name
-    async with session.world() as world:
-        facts, missing = await look(world.nodes, world.look_args())
-        wanted = _newest_ranks(facts, name, rank)
-        failures = list(missing)
-
-        async def one(node: str, number: int, generation: int) -> None:
-            args = {
-                "deployment": name,
-                "generation": generation,
-                "rank": number,
-                "lines": lines,
-                "follow": follow,
-            }
-            bound_s = FOLLOW_TIMEOUT_S if follow else LOGS_TIMEOUT_S
-            async for message in world.nodes[node].ask(Ask("logs", args), timeout_s=bound_s):
-                match message:
-                    case (
-                        Progressed(data={"lines": list() as found}) | Reply(value={"lines": list() as found})
-                    ):
-                        for line in found:
-                            write(f"rank {number} │ {line}")
-                    case Reply(failure=Failure() as failure):
-                        failures.append(failure)
-
-        work = asyncio.gather(*(one(*entry) for entry in wanted))
-        while not work.done() and not session.interrupted:
-            await asyncio.wait({work}, timeout=0.2)
-        work.cancel()
-        await asyncio.wait({work})
-    if not facts:
-        return Answer({}, Exit.UNDETERMINED)
-    if not wanted:
-        which = "no rank" if rank is None else f"no rank {rank}"
-        failures.append(Failure("all", "failed", f"{which} of {name} was ever started here", "sparkyard up"))
-    for failure in failures:
-        session.emit(Said("warning", f"{failure.node}: {failure.message}"))
-    return Answer({}, _exit_of(tuple(failures)))
-
-
-def _newest_ranks(facts: ClusterFacts, deployment: str, rank: int | None) -> list[tuple[str, int, int]]:
-    newest: dict[int, tuple[str, int, int]] = {}
-    for here in facts.values():
-        for found in here.ranks:
-            if found.deployment == deployment and rank in {None, found.rank}:
-                entry = (here.node, found.rank, found.generation)
-                newest[found.rank] = max(newest.get(found.rank, entry), entry, key=lambda item: item[2])
-    return [newest[number] for number in sorted(newest)]
 
 
 def events_path(cluster_file: Path) -> Path:

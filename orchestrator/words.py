@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import assert_never
 
+from orchestrator.model.facts import RankFacts
 from orchestrator.model.step import (
     Action,
     AskCanary,
@@ -31,6 +33,9 @@ from orchestrator.model.step import (
     StopRank,
     UnexportCheckpoint,
 )
+
+PERCENT = re.compile(r"\b(\d{1,3})% Completed")
+"""How SGLang's loaders tell how far they are."""
 
 
 def action(value: Action) -> str:
@@ -95,3 +100,14 @@ def condition(value: Condition) -> str:
             return f"{wanted / 2**30:.1f} GiB available"
         case _:
             assert_never(value)
+
+
+def phase(rank: RankFacts) -> str:
+    """Where a rank's boot is: the phase, how much of the weights is loaded, what the KV pool became."""
+    if rank.phase == "loading":
+        told = [int(match[1]) for line in rank.log_tail for match in PERCENT.finditer(line)]
+        return f"loading {told[-1] // 10 * 10} %" if told else "loading"
+    if rank.kv_tokens is not None and rank.phase in {"kv", "graphs", "ready"}:
+        asked = f" of {rank.kv_tokens_asked:,} asked" if rank.kv_tokens_asked else ""
+        return f"{rank.phase}, {rank.kv_tokens:,} KV tokens{asked}"
+    return rank.phase

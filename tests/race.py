@@ -118,7 +118,7 @@ class RaceNode(SimNode):
                     if working
                     else self.refuse("no answer")
                 )
-            case "facts" | "offer":
+            case "facts" | "offer" | "holders" | "boots" | "boot_done":
                 async for message in super().ask(request, timeout_s=timeout_s):
                     yield message
             case _:

@@ -227,6 +227,19 @@ class SimNode:
             case "release":
                 self.leases.pop(self.name, None)
                 yield Reply({})
+            case "boots":
+                yield Reply({"records": []})
+            case "boot_done":
+                boots = tuple(
+                    boot.model_copy(update={"proven": True, "profile": request.args["profile"]})
+                    if boot.generation == request.args["generation"]
+                    else boot
+                    for boot in world.facts[self.name].boots
+                )
+                world.facts[self.name] = world.facts[self.name].model_copy(update={"boots": boots})
+                yield Reply({})
+            case "holders":
+                yield Reply({"available_bytes": world.facts[self.name].memory.available_bytes, "holders": []})
             case "offer":
                 yield Progressed({"url": f"http://{request.args['address']}:1/", "token": "sim"})
                 yield Reply({})

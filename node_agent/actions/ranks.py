@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from node_agent import look, process
+from node_agent import boots, look, process
 from node_agent.actions import containers, desired
 from node_agent.files import read_json, write_json
 from node_agent.home import Home
@@ -42,17 +42,7 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     _prune(home)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    if not home.boot_file(deployment, generation).exists():
-        write_json(
-            home.boot_file(deployment, generation),
-            {
-                "deployment": deployment,
-                "generation": generation,
-                "memory_before_bytes": look.memory()["available_bytes"],
-                "started_unix_s": time.time(),
-            },
-        )
-    before = int((read_json(home.boot_file(deployment, generation)) or {})["memory_before_bytes"])
+    before = boots.begin(home, deployment, generation)
     checkpoint = containers.checkpoint_folder(home) if image else str(home.checkpoint)
     write_json(folder / "rank.json", _here(home, args["body"], folder, engine, before, checkpoint))
     guard = ["-m", "sparkyard_engine.guard", str(folder / "rank.json")]
@@ -64,6 +54,7 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
             "identity": args["spec"],
             "started_unix_s": time.time(),
             "image": image,
+            "engine": args["engine"],
             "argv": [args["python"], *guard],
             "env": {"PYTHONPATH": str(engine), **mark},
         },

@@ -130,7 +130,7 @@ def owner_of(source: Source, pid: int) -> dict[str, Any]:
     return {"user": user, "container": container_of(source.text(f"/proc/{pid}/cgroup") or "")}
 
 
-def _asked(source: Source, query: tuple[str, ...]) -> Ran | None:
+def asked(source: Source, query: tuple[str, ...]) -> Ran | None:
     """One of the further queries; None when it fails or hangs: the first one has said so already."""
     try:
         ran = source.run(*query, timeout_s=QUERY_TIMEOUT_S)
@@ -145,7 +145,7 @@ def read(source: Source) -> dict[str, Any] | None:
     The queries run side by side: each start of nvidia-smi costs a third of a second.
     """
     with ThreadPoolExecutor(max_workers=3) as pool:
-        further = [pool.submit(_asked, source, query) for query in (REASONS, APPS)]
+        further = [pool.submit(asked, source, query) for query in (REASONS, APPS)]
         ran = source.run(*QUERY, timeout_s=QUERY_TIMEOUT_S)
         told, listed = (future.result() for future in further)
     if ran is None:
@@ -154,7 +154,7 @@ def read(source: Source) -> dict[str, Any] | None:
     devices = [] if failure else parse_devices(ran.out)
     if not failure and not devices:
         raise UnreadableError("nvidia-smi: no row of its answer could be understood")
-    told = told or (_asked(source, OLD_REASONS) if devices else None)
+    told = told or (asked(source, OLD_REASONS) if devices else None)
     reasons = parse_reasons(told.out) if told else {}
     apps = parse_apps(listed.out) if listed and devices else []
     return {

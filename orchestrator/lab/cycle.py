@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 
 from orchestrator import verbs
-from orchestrator.doctor import diagnose
 from orchestrator.errors import Exit, SparkyardError
+from orchestrator.examination import diagnose
 from orchestrator.lab import asking, environment, local, nodes, prompts
 from orchestrator.lab.equality import Answer, Equality, compare
 from orchestrator.lab.nodes import LabError
@@ -214,4 +214,5 @@ async def down(place: Place, profile: Profile, emit: Emit) -> Exit:
         await asyncio.to_thread(nodes.up, place)
         code = (await verbs.converging(_session(place, profile, emit), "stop")).exit_code
     await asyncio.to_thread(nodes.down, place)
+    await asyncio.to_thread(nodes.give_ports_back, place)
     return code

@@ -18,6 +18,7 @@ import yaml
 
 from orchestrator.errors import SparkyardError
 from orchestrator.lab.place import NODES, Place
+from orchestrator.lab.ports import claims
 from orchestrator.model.profile import Profile
 
 START_TIMEOUT_S = 20.0
@@ -36,35 +37,14 @@ def prepare(place: Place, profile: Profile, engine_python: Path) -> None:
     if not place.key.exists():
         _write_key(place.key)
     public = asyncssh.read_private_key(place.key).export_public_key().decode().strip()
-    entries = []
-    for name in NODES:
-        server = place.server(name)
-        server.mkdir(parents=True, exist_ok=True, mode=0o700)
-        place.node(name).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not (server / "host_key").exists():
-            _write_key(server / "host_key")
-        (server / "authorized_keys").write_text(public + "\n", encoding="ascii")
-        known = _read(server / "node.json")
-        if known is None or not (_running(server) or _free(int(known["port"]))):
-            known = {"name": name, "port": _free_port()}
-            (server / "node.json").write_text(json.dumps(known), encoding="utf-8")
-        host_key = asyncssh.read_private_key(server / "host_key").export_public_key().decode().strip()
-        entries.append(
-            {
-                "name": name,
-                "address": "127.0.0.1",
-                "port": known["port"],
-                "key": str(place.key),
-                "host_key": " ".join(host_key.split()[:2]),
-                "python": sys.executable,
-                "root": str(place.node(name)),
-                "engine_python": str(engine_python),
-                "recorded": str(RECORDED / name),
-            }
-        )
-    offsets = _offsets(place, profile)
-    for entry, offset in zip(entries, offsets, strict=True):
-        entry["port_offset"] = offset
+    with claims(place, lambda other: bool(running(other))) as claimed:
+        entries = [_node(place, name, public, engine_python, claimed.taken) for name in NODES]
+        offsets = _offsets(place, profile, claimed.taken)
+        for entry, offset in zip(entries, offsets, strict=True):
+            entry["port_offset"] = offset
+        own = [int(entry["port"]) for entry in entries]
+        own += [port + offset for port in _ports(profile) for offset in offsets]
+        claimed.keep(tuple(own))
     document = {
         "schema": "sparkyard/cluster/v1",
         "topology": "single-host",
@@ -78,6 +58,32 @@ def prepare(place: Place, profile: Profile, engine_python: Path) -> None:
     temporary = place.cluster_file.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(place.cluster_file)
+
+
+def _node(place: Place, name: str, public: str, engine_python: Path, taken: frozenset[int]) -> dict[str, Any]:
+    """Folders and keys of one node; its entry in the cluster file."""
+    server = place.server(name)
+    server.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place.node(name).mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (server / "host_key").exists():
+        _write_key(server / "host_key")
+    (server / "authorized_keys").write_text(public + "\n", encoding="ascii")
+    known = _read(server / "node.json")
+    if known is None or not (_running(server) or _usable(int(known["port"]), taken)):
+        known = {"name": name, "port": _free_port(taken)}
+        (server / "node.json").write_text(json.dumps(known), encoding="utf-8")
+    host_key = asyncssh.read_private_key(server / "host_key").export_public_key().decode().strip()
+    return {
+        "name": name,
+        "address": "127.0.0.1",
+        "port": known["port"],
+        "key": str(place.key),
+        "host_key": " ".join(host_key.split()[:2]),
+        "python": sys.executable,
+        "root": str(place.node(name)),
+        "engine_python": str(engine_python),
+        "recorded": str(RECORDED / name),
+    }
 
 
 def up(place: Place) -> None:
@@ -115,6 +121,12 @@ def down(place: Place) -> None:
         (place.server(name) / "pid.json").unlink(missing_ok=True)
 
 
+def give_ports_back(place: Place) -> None:
+    """Other labs may have them: this one is not started again."""
+    with claims(place, lambda other: bool(running(other))) as claimed:
+        claimed.keep(())
+
+
 def running(place: Place) -> tuple[str, ...]:
     """Names of the nodes whose SSH server runs."""
     return tuple(name for name in NODES if _running(place.server(name)))
@@ -145,19 +157,26 @@ def _wait_for_port(server: Path, process: subprocess.Popen[bytes]) -> None:
     raise LabError(f"the SSH server of {server.name} does not listen on 127.0.0.1:{port}: {' | '.join(log)}")
 
 
-def _offsets(place: Place, profile: Profile) -> list[int]:
+def _ports(profile: Profile) -> tuple[int, ...]:
+    return (profile.ports.api, profile.ports.gate, profile.ports.rendezvous)
+
+
+def _offsets(place: Place, profile: Profile, taken: frozenset[int]) -> list[int]:
     """Port offsets of the nodes: those of the last time if the lab may still run, otherwise free ones."""
     if place.cluster_file.exists() and running(place):
         known = yaml.safe_load(place.cluster_file.read_text(encoding="utf-8"))
         return [int(node["port_offset"]) for node in known["nodes"]]
-    ports = (profile.ports.api, profile.ports.gate, profile.ports.rendezvous)
     found: list[int] = []
     for offset in range(0, 20000, 40):
-        if all(_free(port + offset) for port in ports):
+        if all(_usable(port + offset, taken) for port in _ports(profile)):
             found.append(offset)
             if len(found) == len(NODES):
                 return found
-    raise LabError(f"no free ports from {min(ports)} on")
+    raise LabError(f"no free ports from {min(_ports(profile))} on")
+
+
+def _usable(port: int, taken: frozenset[int]) -> bool:
+    return port not in taken and _free(port)
 
 
 def _free(port: int) -> bool:
@@ -170,10 +189,13 @@ def _free(port: int) -> bool:
     return True
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _free_port(taken: frozenset[int]) -> int:
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in taken:
+            return port
 
 
 def _write_key(path: Path) -> None:

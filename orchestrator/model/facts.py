@@ -139,6 +139,10 @@ class RankFacts(Frozen):
     spec: Digest
     alive: bool
     phase: Phase
+    engine: Text = ""
+    """Digest of the engine package that it was started from."""
+    image: Text = ""
+    """Content label of its image; empty with the runtime `process`."""
     gate_open: bool = False
     ended: Text = ""
     """Why it ended, with the detail; empty while it lives."""
@@ -146,6 +150,9 @@ class RankFacts(Frozen):
     """When the engine wrote its last line; None before its first."""
     log_tail: tuple[Text, ...] = ()
     memory_low_water_bytes: int | None = None
+    kv_tokens: int | None = None
+    """Granted by the engine; None until it is known."""
+    kv_tokens_asked: int | None = None
     since_unix_s: float = 0.0
     store: Digest | None = None
     """Engram store that its spec names; None where the tables are in memory."""
@@ -171,6 +178,12 @@ class BootFacts(Frozen):
     smoke: bool = False
     started_unix_s: float = 0.0
     ready_unix_s: float | None = None
+    proven: bool = False
+    """It served as it should, and its whole record is kept (`orchestrator.model.boot`)."""
+    profile: Text = ""
+    """Identity of its profile; empty until it is proven."""
+    timeline: dict[Phase, float] = Field(default_factory=dict)
+    """Seconds from the start to each phase of this node's rank; empty until it is proven."""
 
 
 class ImageFacts(Frozen):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.model.facts import ClusterFacts
+from orchestrator.model.facts import ClusterFacts, NodeFacts
 from orchestrator.model.goal import Goal
 from orchestrator.model.step import Failure, Stage
 from orchestrator.words import action, condition
@@ -54,6 +54,12 @@ def plan_json(verb: str, stages: tuple[Stage, ...], failures: tuple[Failure, ...
     }
 
 
+def _config(here: NodeFacts, content: str) -> str | None:
+    """Digest of the image itself, as the node's Docker engine tells it: what a registry would show."""
+    image = here.docker.image(content) if here.docker and content else None
+    return (image.config or image.rootfs) if image else None
+
+
 def status_json(goal: Goal, facts: ClusterFacts, missing: tuple[Failure, ...]) -> dict[str, Any]:
     """Desired against observed, per rank. `serving` is true when every rank is ready or past its gate and proven."""
     name = goal.profile.name
@@ -72,11 +78,20 @@ def status_json(goal: Goal, facts: ClusterFacts, missing: tuple[Failure, ...]) -
                 "phase": found.phase if found else "none",
                 "ended": found.ended if found else "",
                 "since_unix_s": found.since_unix_s if found else None,
+                "desired": here.desired.state
+                if here and here.desired and here.desired.deployment == name
+                else "none",
+                "generation": found.generation if found else None,
                 "store": found.proven_store if found else None,
+                "engine": found.engine if found else "",
+                "image": found.image if found else "",
+                "image_config": _config(here, found.image) if here and found else None,
                 "weights_from": found.weights_from if found else "",
                 "weights_note": found.weights_note if found else "",
                 "memory_available_bytes": here.memory.available_bytes if here else None,
                 "memory_low_water_bytes": found.memory_low_water_bytes if found else None,
+                "kv_tokens": found.kv_tokens if found else None,
+                "kv_tokens_asked": found.kv_tokens_asked if found else None,
                 "rows_read": found.rows_read if found else None,
             }
         )

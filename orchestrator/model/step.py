@@ -279,9 +279,10 @@ class RankAt:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBack:
-    """MemAvailable is at least this."""
+    """MemAvailable is at least this. Who began after the last boot of `deployment` is the first suspect otherwise."""
 
     available_bytes: int
+    deployment: str = ""
 
 
 Condition = PackDone | FetchDone | RankAt | MemoryBack

@@ -47,6 +47,8 @@ from orchestrator.model.step import (
     UnexportCheckpoint,
 )
 
+STOPPED = "stopped"
+"""Why a rank has ended in a prediction. A node gives the guard's words too, so the two can be told apart."""
 FETCH_JOB = "fetch"
 """Id and kind of the job; a node fetches one checkpoint at a time."""
 
@@ -93,7 +95,7 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
         case OpenGate(deployment=deployment, generation=generation):
             return _change_rank(here, deployment, generation, 0, {"gate_open": True})
         case StopRank(deployment=deployment, generation=generation, rank=rank):
-            changes = {"alive": False, "phase": "ended", "ended": "stopped"}
+            changes = {"alive": False, "phase": "ended", "ended": STOPPED}
             return _change_rank(here, deployment, generation, rank, changes)
         case AskCanary(deployment=deployment, generation=generation):
             return _change_boot(here, deployment, generation, {"canary": True})

@@ -29,6 +29,7 @@ from orchestrator.plan.fabric import looked_up
 from orchestrator.plan.holds import ended_ranks
 from orchestrator.plan.launch import rank_specs
 from orchestrator.plan.missing import unanswered
+from orchestrator.plan.predict import STOPPED
 
 SHORT_BOUND_S = 60.0
 DEAD_GRACE_S = 10.0
@@ -208,8 +209,8 @@ def _ports_free(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:
     ports = goal.profile.ports
     taken = []
     for rank, here, found in _here(goal, facts, target):
-        if found is not None:
-            continue
+        if found is not None or any(known.ended == STOPPED for known in here.ranks):
+            continue  # of a stop that is only predicted, nobody knows yet which ports it frees
         wanted = {"api": ports.api} | (
             {"gate": ports.gate, "rendezvous": ports.rendezvous} if rank == 0 else {}
         )
@@ -245,7 +246,7 @@ def _start(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
             waits=tuple(
                 Wait(
                     goal.ranked[rank].name,
-                    MemoryBack(gate_bytes),
+                    MemoryBack(gate_bytes, goal.profile.name),
                     f"rank {rank} needs {gate_bytes / 2**30:.1f} GiB available",
                     goal.profile.deadlines.memory_s,
                 )

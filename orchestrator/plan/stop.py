@@ -17,6 +17,8 @@ from orchestrator.model.step import (
 )
 
 SHORT_BOUND_S = 60.0
+BACK_MAX_S = 180.0
+"""Freed memory shows in MemAvailable within minutes; what is not back by then is held by somebody."""
 
 
 def decide(goal: Goal, facts: ClusterFacts, *, grace_s: float, why: str = "") -> Decision:
@@ -67,7 +69,8 @@ def _memory(goal: Goal, facts: ClusterFacts) -> Stage | None:
         wanted = newest.memory_before_bytes - goal.profile.memory.back_tolerance_bytes
         if here.memory.available_bytes < wanted:
             why = f"{wanted / 2**30:.1f} GiB were available before the boot, less the tolerance"
-            waits.append(Wait(here.node, MemoryBack(wanted), why, goal.profile.deadlines.memory_s))
+            until = MemoryBack(wanted, goal.profile.name)
+            waits.append(Wait(here.node, until, why, min(goal.profile.deadlines.memory_s, BACK_MAX_S)))
     return Stage("wait until the memory is back", waits=tuple(waits)) if waits else None
 
 

@@ -28,19 +28,21 @@ def serve_once(goal: Goal, *, restart: bool = False, by_watch: bool = False) -> 
     return decide
 
 
+def prepare(goal: Goal) -> Decide:
+    """Everything of `up` before its serve: nothing that serves is touched by it."""
+
+    def decide(facts: ClusterFacts) -> Decision:
+        return build.decide(goal, facts) or share.decide(goal, facts) or pack.decide(goal, facts)
+
+    return decide
+
+
 def up(goal: Goal, *, restart: bool = False, by_watch: bool = False) -> Decide:
     """The first stage that any of the four still wants."""
     serving = serve_once(goal, restart=restart, by_watch=by_watch)
 
-    def decide(facts: ClusterFacts) -> Decision:
-        return (
-            build.decide(goal, facts)
-            or share.decide(goal, facts)
-            or pack.decide(goal, facts)
-            or serving(facts)
-        )
-
-    return decide
+    preparing = prepare(goal)
+    return lambda facts: preparing(facts) or serving(facts)
 
 
 def judged(goal: Goal, budget: Callable[[], Budget] | None, decide: Decide, *, disks: bool) -> Decide:

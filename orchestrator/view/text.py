@@ -139,6 +139,10 @@ class TextView:
 def _amount(event: events.Progress) -> str:
     if event.note and not event.total:
         return clean(event.note)
+    if event.unit == "s":
+        left = event.total - event.done
+        rest = f"about {left:,} s left" if left > 0 else f"earlier boots took {event.total:,} s"
+        return f"{clean(event.note)}, {event.done:,} s, {rest}"
     if event.unit == "bytes":
         of = f" of {event.total / 1e6:,.1f}" if event.total else ""
         return f"{event.done / 1e6:,.1f}{of} MB {clean(event.note)}".rstrip()
@@ -185,6 +189,7 @@ def status_text(console: Console, status: dict[str, Any]) -> None:
     for title in (
         "rank",
         "node",
+        "desired",
         "phase",
         "up",
         "memory available",
@@ -192,6 +197,7 @@ def status_text(console: Console, status: dict[str, Any]) -> None:
         "weights",
         "rows read",
         "store",
+        "image",
     ):
         table.add_column(title)
     for entry in status["ranks"]:
@@ -203,6 +209,7 @@ def status_text(console: Console, status: dict[str, Any]) -> None:
         table.add_row(
             str(entry["rank"]),
             entry["node"],
+            entry["desired"],
             entry["phase"] if entry["answered"] else "[yellow]no answer[/]",
             up,
             _gib(entry["memory_available_bytes"]),
@@ -210,6 +217,7 @@ def status_text(console: Console, status: dict[str, Any]) -> None:
             entry["weights_from"] or "–",
             "–" if entry["rows_read"] is None else f"{entry['rows_read']:,}",
             (entry["store"] or "–")[:12],
+            (entry["image"] or entry["engine"] or "–")[:12],
         )
     console.print(table)
     for failure in status["unanswered"]:

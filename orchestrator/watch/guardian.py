@@ -9,6 +9,7 @@ from typing import Any, assert_never
 
 from pydantic import ValidationError
 
+from orchestrator import boots
 from orchestrator.each import each
 from orchestrator.errors import SparkyardError
 from orchestrator.model.event import Said
@@ -168,6 +169,7 @@ class Guardian:
             await converge(self._world, up.clear(self._goal))
         else:
             self._say("note", "it serves again")
+            await boots.record(self._world, self._goal, outcome.facts)
 
     async def _give_up(self, why: str) -> None:
         self._say("error", f"given up: {why}; evidence in {await self._save(why)}")

@@ -12,10 +12,12 @@ from orchestrator.each import look
 from orchestrator.errors import ConfigError, Exit, SparkyardError
 from orchestrator.model.event import Said
 from orchestrator.verbs import Answer, Session
+from orchestrator.watch import key
 from orchestrator.watch.unit import Unit
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SYSTEM_UNITS = Path("/etc/systemd/system")
+MACHINE_ID = Path("/etc/machine-id")
 COMMAND_TIMEOUT_S = 60.0
 
 
@@ -25,11 +27,14 @@ class InstallError(SparkyardError):
 
 def unit(session: Session, cluster_file: Path, profile: str, options: tuple[str, ...]) -> Unit:
     """The unit for this user on this machine."""
+    state = (cluster_file.parent / ".sparkyard").resolve()
+    if key.needed(session.cluster):
+        options += ("--key", str(state / key.NAME))
     return Unit(
         python=Path(sys.executable),
         checkout=CHECKOUT,
         cluster_file=cluster_file.resolve(),
-        state=(cluster_file.parent / ".sparkyard").resolve(),
+        state=state,
         profile=profile,
         deployment=session.profile.name,
         user=getpass.getuser(),
@@ -39,11 +44,22 @@ def unit(session: Session, cluster_file: Path, profile: str, options: tuple[str,
     )
 
 
-async def install(session: Session, wanted: Unit) -> Answer:
-    """Write the unit, enable and start it. ConfigError on a machine that is no node of the cluster."""
-    await _on_a_node(session)
+async def install(session: Session, wanted: Unit, machine_id: Path = MACHINE_ID) -> Answer:
+    """Write the unit, enable and start it, with a key of its own on every other node.
+
+    `machine_id`: the file that tells this machine from others.
+
+    Raises:
+        ConfigError: this machine is no node of the cluster.
+        KeyRefusedError, InstallError: a node does not take the key, or this machine does not take the unit.
+    """
+    await _on_a_node(session, machine_id)
     if not wanted.system:
         _lingers(wanted.user)
+    if key.needed(session.cluster):
+        async with session.world() as world:
+            own = await key.put_in_place(world, session.profile.name, wanted.state)
+        session.emit(Said("note", f"{own}: the monitor's own key, restricted on every node"))
     folder = SYSTEM_UNITS if wanted.system else Path.home() / ".config" / "systemd" / "user"
     scope = [] if wanted.system else ["--user"]
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,13 +78,13 @@ async def install(session: Session, wanted: Unit) -> Answer:
     return Answer({"schema": "sparkyard/monitor-unit/v1", "unit": str(path)}, Exit.FINE)
 
 
-async def _on_a_node(session: Session) -> None:
+async def _on_a_node(session: Session, machine_id: Path) -> None:
     """A monitor elsewhere would go down with a laptop: the endpoint has to survive the reboot of any one machine."""
     if any(node.transport == "local" for node in session.cluster.nodes):
         return
     async with session.world() as world:
         facts, _ = await look(world.nodes, world.look_args())
-    here = Path("/etc/machine-id").read_text(encoding="ascii").strip()  # noqa: ASYNC240 - one short local file
+    here = machine_id.read_text(encoding="ascii").strip()  # noqa: ASYNC240 - one short local file
     if here not in {known.machine_id for known in facts.values()}:
         names = ", ".join(node.name for node in session.cluster.nodes)
         raise ConfigError(

@@ -19,7 +19,7 @@ from typing import Any
 import asyncssh
 import pytest
 
-from orchestrator import doctor
+from orchestrator import doctor, examination
 from orchestrator.each import LOOK_TIMEOUT_S
 from orchestrator.load import load_profile
 from orchestrator.model.cluster import Cluster
@@ -154,14 +154,14 @@ def fill(place: Path) -> None:
     assert os.statvfs(place).f_bavail == 0
 
 
-def diagnose(cluster: Cluster) -> tuple[doctor.Diagnosis, float, int]:
+def diagnose(cluster: Cluster) -> tuple[examination.Diagnosis, float, int]:
     """What `./start.sh doctor` does; its seconds and its exit code."""
 
-    async def look() -> doctor.Diagnosis:
+    async def look() -> examination.Diagnosis:
         session = Session(load_profile("lab"), cluster, lambda _: None)
         goal, _ = session.goal()
         async with session.world() as world:
-            return await doctor.diagnose(world, goal)
+            return await examination.diagnose(world, goal)
 
     begin = time.monotonic()
     found = asyncio.run(look())

@@ -20,8 +20,12 @@ import pytest
 from orchestrator.model.cluster import Cluster
 from orchestrator.remote.node import Ask, reply
 from orchestrator.remote.nodes import nodes
+from orchestrator.verbs import Session
+from orchestrator.watch import key
+from tests.clusters import lab_profile
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIDIhz2GK/XCUj4i6Q5yQJNL1MKMY0RxzPV2QrBqfHrDq another"
 AT_ONCE = 30
 """Three times the sessions that OpenSSH allows on one connection: they all go over one channel."""
 
@@ -36,6 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         key = asyncssh.generate_private_key("ssh-ed25519")
         (folder / name).write_bytes(key.export_private_key())
         (folder / name).chmod(0o600)
+    (folder / "home").mkdir()
     host = asyncssh.read_private_key(folder / "host").export_public_key().decode().strip()
     user = asyncssh.read_private_key(folder / "user").export_public_key().decode()
     (folder / "authorized").write_text(user)
@@ -43,7 +48,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     (folder / "config").write_text(
-        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized\n"
+        f"ListenAddress 127.0.0.1:{port}\nHostKey {folder}/host\nAuthorizedKeysFile {folder}/authorized "
+        f"{folder}/home/.ssh/authorized_keys\nSetEnv HOME={folder}/home\n"
         f"StrictModes no\nUsePAM no\nPidFile {folder}/pid\nPermitRootLogin prohibit-password\n"
     )
     if os.geteuid() == 0:
@@ -135,3 +141,61 @@ def test_the_agent_ends_with_its_channel(server: Cluster) -> None:
     while agent_pids(server.nodes[0].root) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert agent_pids(server.nodes[0].root) == []
+
+
+def test_the_monitor_s_own_key_runs_the_agent_and_nothing_else(server: Cluster, tmp_path: Path) -> None:
+    session = Session(lab_profile(), server, lambda _: None)
+
+    async def go() -> Path:
+        async with session.world() as world:
+            return await key.put_in_place(world, session.profile.name, tmp_path / "state")
+
+    node = server.nodes[0]
+    authorized = Path(node.root).parent / "home" / ".ssh" / "authorized_keys"
+    authorized.parent.mkdir(exist_ok=True)
+    authorized.write_text("# by hand\n")
+    private = asyncio.run(go())
+    assert private.stat().st_mode & 0o777 == 0o600
+    first = authorized.read_text()
+    by_hand, line = first.splitlines()
+    assert by_hand == "# by hand"
+    assert line.startswith("restrict ssh-ed25519 ")
+    assert line.endswith(f" sparkyard-monitor-{session.profile.name}")
+    assert asyncio.run(go()) == private
+    assert authorized.read_text() == first
+    options = ["-i", str(private), "-p", str(node.port), "-F", "none"]
+    options += ["-o", "IdentitiesOnly=yes", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
+    options += ["-o", f"UserKnownHostsFile={tmp_path}/known", f"{node.user}@127.0.0.1"]
+
+    def ssh(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = ["ssh", *words[:-1], *options, *words[-1:]]
+        return subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL
+        )
+
+    assert ssh("true").returncode == 0
+    assert "PTY allocation request failed" in ssh("-tt", "true").stderr
+    forwarded = subprocess.run(
+        ["ssh", "-W", f"127.0.0.1:{node.port}", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+        stdin=subprocess.DEVNULL,
+    )
+    assert forwarded.returncode != 0
+    assert "prohibited" in forwarded.stderr
+
+
+def test_a_node_that_does_not_take_the_key_is_named(server: Cluster, tmp_path: Path) -> None:
+    """The public key that was written is not that of the private one."""
+    session = Session(lab_profile(), server, lambda _: None)
+
+    async def go() -> None:
+        async with session.world() as world:
+            private, _ = key.make(tmp_path / "state")
+            private.with_suffix(".pub").write_text(OTHER_KEY)
+            await key.put_in_place(world, session.profile.name, tmp_path / "state")
+
+    with pytest.raises(key.KeyRefusedError, match=r"spark-1: .*authorized_keys has the monitor's key, but"):
+        asyncio.run(go())

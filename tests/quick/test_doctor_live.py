@@ -12,6 +12,7 @@ import pytest
 from node_agent import remedies
 from node_agent.wire import Refused
 from orchestrator import doctor
+from orchestrator.examination import Diagnosis, diagnose
 from orchestrator.load import load_profile
 from orchestrator.model.cluster import Cluster
 from orchestrator.remote.node import Ask, reply
@@ -31,11 +32,11 @@ def cluster(folder: Path, **second: object) -> Cluster:
     )
 
 
-def visit(session: Session) -> tuple[doctor.Diagnosis, int]:
-    async def look() -> doctor.Diagnosis:
+def visit(session: Session) -> tuple[Diagnosis, int]:
+    async def look() -> Diagnosis:
         goal, _ = session.goal()
         async with session.world() as world:
-            return await doctor.diagnose(world, goal)
+            return await diagnose(world, goal)
 
     found = asyncio.run(look())
     return found, doctor.answer(found, doctor.Options(), None).exit_code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +18,22 @@ from orchestrator.watch.verdict import State
 from tests.gangsim import FAULTS, TARGET, GangWorld, Violation, live_through, record
 
 SEEDS = 1000
+Count = Callable[[str, object], None]
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_restarts_what_is_broken_and_nothing_else(block: int) -> None:
+def test_restarts_what_is_broken_and_nothing_else(block: int, record_property: Count) -> None:
+    restarts = given_up = 0
     for seed in range(block * SEEDS // 10, (block + 1) * SEEDS // 10):
         try:
-            live_through(seed)
+            world = live_through(seed)
         except Violation as error:
             raise AssertionError(f"seed {seed} ({FAULTS[seed % len(FAULTS)]}): {error}") from error
+        restarts += len(world.restarts)
+        given_up += world.given_up
+    record_property("seeds of the watch", SEEDS // 10)
+    record_property("restarts by the watch", restarts)
+    record_property("times that the breaker opened", given_up)
 
 
 def test_every_state_occurs_and_the_breaker_opens() -> None:
@@ -98,13 +106,14 @@ MUTATIONS = {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_planted_fault_is_caught(name: str) -> None:
+def test_a_planted_fault_is_caught(name: str, record_property: Count) -> None:
     where, old, new = MUTATIONS[name]
     broken = mutated(old, new, where)
     for seed in range(200):
         try:
             live_through(seed, broken)
         except Violation:
+            record_property("planted faults of the watch caught", 1)
             return
     raise AssertionError(f"200 seeds do not show: {name}")
 

@@ -76,3 +76,24 @@ def test_ranks_outlive_a_monitor_that_starts_them() -> None:
 )
 def test_words_are_quoted_for_systemd(word: str, written: str) -> None:
     assert quoted(word) == written
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong"), [("Linger=yes", ""), ("Linger=no", "enable-linger"), ("", "unknown")]
+)
+def test_a_user_who_does_not_linger_is_told_how(tmp_path: Path, said: str, wrong: str) -> None:
+    """A program of that name answers instead of the machine's own, which may have no login manager."""
+    program = tmp_path / "loginctl"
+    program.write_text(f'#!/bin/sh\ntest "$2" = spark && echo {said}\n')
+    program.chmod(0o755)
+    code = "from orchestrator.watch.install import _lingers; _lingers('spark')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) == (wrong == ""), done.stderr
+    assert wrong in done.stderr

@@ -28,13 +28,11 @@ from tests.engram_checkpoint import write_checkpoint
 ROOT = Path(__file__).resolve().parents[2]
 CALL_TIMEOUT_S = 120
 MODULES = Path(__file__).resolve().parent / "modules"
-PORTS_FROM, PORT_BLOCKS, PORTS_A_BLOCK = 12_000, 80, 200
-"""A block of ports for each test process: two labs that start at one time would find the same ports free."""
 QUICK = {
     "join_s": 20,
     "ready_s": 20,
     "drain_s": 6,
-    "memory_s": 10,
+    "memory_s": 3,
     "pack_s": 60,
     "canary_s": 10,
     "smoke_s": 30,
@@ -44,8 +42,6 @@ QUICK = {
 def quick_profile() -> Profile:
     """The lab's profile without what only the real engine needs, with short deadlines and no memory bounds."""
     data = lab_profile().model_dump(mode="json", by_alias=True)
-    first = PORTS_FROM + os.getpid() % PORT_BLOCKS * PORTS_A_BLOCK
-    data["ports"] |= {"api": first, "gate": first + 10, "rendezvous": first + 20}
     data["deadlines"] |= QUICK
     data["band"] = None
     data["memory"] |= {"gate_bytes": 0, "floor_below_start_bytes": 1 << 40, "back_tolerance_bytes": 1 << 40}
@@ -90,6 +86,7 @@ class StandinLab:
             asyncio.run(converging(self.session(), "stop"))
         finally:
             nodes.down(self.place)
+            nodes.give_ports_back(self.place)
 
     def up(self) -> None:
         """Write the cluster file and start what does not run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -77,6 +78,7 @@ def document(spec: RankSpec, memory: Memory, moment: Moment, now_unix_s: float) 
         "kv_tokens": moment.progress.kv_tokens,
         "kv_tokens_asked": asked_tokens(spec.argv),
         "last_log_unix_s": moment.last_log_unix_s,
+        "utc_offset_s": time.localtime(now_unix_s).tm_gmtoff,
         "updated_unix_s": now_unix_s,
         "proof": moment.proof,
         "engram": moment.engram,

@@ -24,7 +24,9 @@ PAUSE_S = float(os.environ.get("STANDIN_PAUSE_S", "0.2"))
 
 
 def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    """As SGLang writes it: time and rank first."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    sys.stdout.write(f"[{stamp} TP{Api.rank}] {text}\n")
     sys.stdout.flush()
 
 
