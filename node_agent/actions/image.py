@@ -90,7 +90,7 @@ def build(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
         identity.KERNELS_LABEL: kernels.key(context, base),
     }
     argv = ["build", "--quiet", "--network", "host", "--file", str(recipe)]
-    argv += ["--build-arg", f"BASE_IMAGE={args['base']}"] if args["base"] else []
+    argv += ["--build-arg", f"BASE_IMAGE={args['base']}"]
     argv += ["--platform", args["platform"]] if args["platform"] else []
     for name, value in labels.items():
         argv += ["--label", f"{name}={value}"]
@@ -99,10 +99,10 @@ def build(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _base(home: Home, args: dict[str, Any]) -> str:
-    """Digest of the base image, pulled when it is not here, and held against `images.lock`. Empty without a base."""
+    """Digest of the base image, pulled when it is not here, and held against `images.lock`."""
     reference = str(args["base"])
     if not reference:
-        return ""
+        raise Refused("the profile names no base image (engine.image): a CUDA devel image, or one with its own SGLang")
     try:
         text = docker("image", "inspect", reference, timeout_s=ASK_TIMEOUT_S)
     except Refused:

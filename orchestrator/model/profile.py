@@ -42,7 +42,7 @@ class Engine(Frozen):
     runtime: Literal["process", "docker"]
     """`process`: a process group on the node (lab); `docker`: a container from the built image."""
     image: str | None = None
-    """Base image by digest, for the runtime `docker`."""
+    """Base image for the runtime `docker`. By digest, or by tag: then `build` records its digest and refuses drift."""
 
 
 class Padding(Frozen):
