@@ -102,7 +102,9 @@ def _base(home: Home, args: dict[str, Any]) -> str:
     """Digest of the base image, pulled when it is not here, and held against `images.lock`."""
     reference = str(args["base"])
     if not reference:
-        raise Refused("the profile names no base image (engine.image): a CUDA devel image, or one with its own SGLang")
+        raise Refused(
+            "the profile names no base image (engine.image): a CUDA devel image, or one with its own SGLang"
+        )
     try:
         text = docker("image", "inspect", reference, timeout_s=ASK_TIMEOUT_S)
     except Refused:
