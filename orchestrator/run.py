@@ -192,7 +192,8 @@ async def converge(world: World, decide: Decide, *, lease_wait_s: float = 0.0) -
             failures = await _do_stage(world, stage)
             if world.stopping():
                 return Outcome(failures, tuple(done), facts, interrupted=True)
-            facts = await observe(world)
+            before, facts = facts, await observe(world)
+            failures += swapped(before, facts)
             if failures:
                 return await _failed(world, decide, failures, tuple(done), facts)
             _hold_to_the_truth(world, predicted, facts)
@@ -200,6 +201,20 @@ async def converge(world: World, decide: Decide, *, lease_wait_s: float = 0.0) -
         raise NoProgress(f"over {STAGES_MAX} stages without an end; the last was: {done[-1].title}")
     finally:
         await give_leases(world)
+
+
+def swapped(before: ClusterFacts, now: ClusterFacts) -> tuple[Failure, ...]:
+    """Nodes at whose address another machine answers than at the last look. Nothing more is planned for them."""
+    return tuple(
+        Failure(
+            name,
+            "refused",
+            f"another machine answers: its machine id was {before[name].machine_id[:12]}, now {here.machine_id[:12]}",
+            "check addresses and cables, then run the verb again: it begins from what is there",
+        )
+        for name, here in now.items()
+        if name in before and before[name].machine_id != here.machine_id
+    )
 
 
 async def _failed(

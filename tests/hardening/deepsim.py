@@ -35,6 +35,9 @@ class Rough(Faults):
     clock_jumps: float = 0.0
     disk_lies: float = 0.0
     swapped: float = 0.0
+    """Another machine, with another host key."""
+    replaced: float = 0.0
+    """Another machine with the old one's host key and an empty disk: only its machine id tells."""
     other_version: float = 0.0
 
 
@@ -60,6 +63,8 @@ class DeepWorld(SimWorld):
     asks: int = 0
     crash_at: int = 0
     """The controller dies at this message: 1 is before the first request arrives, 2 before its answer does."""
+    replace_at: int = 0
+    """The node of this request is replaced by another machine."""
     faults: Rough = field(default_factory=Rough)
 
     def __post_init__(self) -> None:
@@ -249,6 +254,13 @@ class DeepNode:
             world.injected.append((self.name, "gone"))
             self._release()
             return Failure(self.name, "unreachable", "the network is gone")
+        if world.chance(world.faults.replaced) or world.asks == world.replace_at:
+            world.injected.append((self.name, "replaced"))
+            self._release()
+            world.facts[self.name] = fresh(self.name, world.goal).model_copy(
+                update={"machine_id": f"{world.random.getrandbits(64):x}"}
+            )
+            world.ready_at = {key: at for key, at in world.ready_at.items() if key[0] != self.name}
         if world.swapped_until.get(self.name, 0.0) > world.time_s:
             world.injected.append((self.name, "swapped"))
             self._release()

@@ -39,6 +39,7 @@ KINDS = {
     "clock_jumps": Rough(clock_jumps=0.3),
     "disk_lies": Rough(disk_lies=0.1),
     "swapped": Rough(swapped=0.02),
+    "replaced": Rough(replaced=0.004),
     "other_version": Rough(other_version=0.04),
     "all": Rough(
         before=0.02, after=0.02, job_dies=0.003, rank_dies=0.002, node_gone=0.004, slow=0.05, lost=0.01, late=0.02,
@@ -152,6 +153,15 @@ def test_a_stop_that_forgets_silent_nodes_is_caught() -> None:
             live(seed, "gone")
     finally:
         del KINDS["gone"]
+
+
+def test_another_machine_under_the_same_address_is_named() -> None:
+    sim = deep(GOAL, 5)
+    sim.replace_at = 40
+    failures = attempt(sim)
+    assert failures
+    assert any("another machine answers" in failure.message for failure in failures), failures
+    settle(sim)
 
 
 def test_the_controller_dies_at_every_message_of_every_verb(figures: Figures) -> None:
