@@ -51,7 +51,10 @@ def read_line(stream: BinaryIO) -> dict[str, Any] | None:
         return None
     if len(line) > LINE_MAX_BYTES:
         raise ValueError(f"line longer than {LINE_MAX_BYTES} bytes")
-    message = json.loads(line)
+    try:
+        message = json.loads(line)
+    except RecursionError:
+        raise ValueError("a message is not nested so deeply") from None
     if not isinstance(message, dict):
         raise ValueError("a message is a JSON object")
     return message

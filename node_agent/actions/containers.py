@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pkgutil
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -102,11 +103,13 @@ def start(home: Home, args: dict[str, Any], folder: Path, command: list[str], en
 def secrets(body: dict[str, Any]) -> list[str]:
     """Files that the plug-in of this rank reads a secret from: shown to the container, their content never named.
 
-    Refused when one is missing: Docker would refuse it with less clear words.
+    Refused when one is missing, which Docker and the engine would say in less clear words, or when others can read it.
     """
     path = str((body.get("plugin") or {}).get("settings", {}).get("api_key_file") or "")
     if path and not Path(path).is_file():
         raise Refused(f"{path} is not there: ports.api_key_file names the file with the API key on this node")
+    if path and (mode := stat.S_IMODE(Path(path).stat().st_mode)) & 0o077:
+        raise Refused(f"{path} has mode {mode:o}, others can read the API key; chmod 600 it")
     return [path] if path else []
 
 

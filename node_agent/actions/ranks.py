@@ -39,6 +39,7 @@ def start(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     if not image and not engine.is_dir():
         raise Refused(f"engine package {args['engine'][:12]} is not installed; run build")
     check_library(args["body"])
+    containers.secrets(args["body"])
     _prune(home)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

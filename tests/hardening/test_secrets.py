@@ -93,6 +93,7 @@ def test_it_is_in_nothing_that_docker_inspect_can_show(tmp_path: Path) -> None:
     """Docker shows what `docker run` was told: its arguments and its environment. The client here records both."""
     from node_agent.actions import containers
     from node_agent.home import Home
+    from node_agent.wire import Refused
 
     client = tmp_path / "bin" / "docker"
     client.parent.mkdir()
@@ -100,6 +101,7 @@ def test_it_is_in_nothing_that_docker_inspect_can_show(tmp_path: Path) -> None:
     client.chmod(0o755)
     key = tmp_path / "api.key"
     key.write_text(SECRET)
+    key.chmod(0o600)
     home = Home(tmp_path / "root", "spark-1", "a" * 64)
     (home.share / "real").mkdir(parents=True)
     home.checkpoint.symlink_to(home.share / "real")
@@ -113,3 +115,6 @@ def test_it_is_in_nothing_that_docker_inspect_can_show(tmp_path: Path) -> None:
     told = (tmp_path / "argv").read_text() + (tmp_path / "environ").read_text()
     assert f"type=bind,source={key},target={key},readonly" in told
     assert SECRET not in told
+    key.chmod(0o640)
+    with pytest.raises(Refused, match="has mode 640, others can read the API key"):
+        containers.secrets(body)
