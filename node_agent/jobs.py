@@ -69,12 +69,12 @@ def facts(home: Home) -> list[dict[str, Any]]:
         status = read_json(folder / "status.json") or {}
         ended = read_json(folder / "exit.json")
         if ended is not None:
-            state = "done" if ended.get("code") == 0 else "failed"
+            state = "done" if whole(ended, "code") == 0 else "failed"
         else:
             state = "running" if process.alive(folder / "pid.json") is not None else "lost"
         error = text(status, "error") or text(ended, "note")
         if state == "failed" and not error:
-            error = f"exit code {(ended or {}).get('code')}"
+            error = f"exit code {whole(ended, 'code')}"
         if state == "done" and (gone := _gone(spec.get("argv"))):
             state, error = "failed", f"{gone} is gone since it was fetched"
         if state == "lost":
