@@ -7,9 +7,11 @@ every kind; deep nesting; long words. A reader understands an input, or raises o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -264,7 +266,9 @@ def good_store() -> Path:
 
     from tests.engram_stores import make_store
 
-    return make_store(Path(tempfile.mkdtemp(prefix="sparkyard-fuzz-")))[1]
+    folder = tempfile.mkdtemp(prefix="sparkyard-fuzz-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return make_store(Path(folder))[1]
 
 
 def good_layer() -> bytes:
@@ -277,8 +281,6 @@ def good_manifest() -> bytes:
 
 def packed_file(folder: Path, data: bytes) -> None:
     """A damaged file of rows: every page is read, and what is given is right or refused."""
-    import shutil
-
     import numpy as np
 
     if not (folder / "store").exists():

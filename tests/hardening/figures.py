@@ -22,8 +22,10 @@ FAULTS = {
     "on the lab (kills, bad files, damaged shards, full disks, wrong keys)": (
         "tests/lab/test_crash.py",
         "tests/lab/test_bad_input.py",
+        "tests/lab/test_refusal.py",
+        "tests/lab/test_fetch.py",
     ),
-    "on a running gang": ("tests/gang",),
+    "on a running gang": ("tests/gang", "tests/life/test_guardian.py", "tests/lab/test_watch.py"),
     "on the yard (links cut and slowed, engines and nodes ended)": ("tests/integration",),
 }
 """Files whose tests break something on purpose; those marked unproven are not counted."""
