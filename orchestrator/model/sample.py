@@ -15,6 +15,7 @@ from orchestrator.model.event import KINDS, Event, to_json
 from orchestrator.model.facts import Desired, Phase
 from orchestrator.model.finding import Finding
 from orchestrator.model.frozen import Frozen
+from orchestrator.model.plain import plain
 from orchestrator.model.step import Failure
 
 Short = Annotated[str, StringConstraints(max_length=512)]
@@ -281,9 +282,12 @@ def happened_from_json(line: Any) -> tuple[float, Happened]:
 
     Raises:
         ValueError: the line is not one of ours; the text says what is wrong with it.
+
+    Its texts are made harmless: the file may come from somebody else.
     """
     if not isinstance(line, dict):
         raise ValueError(f"not an object: {str(line)[:80]}")
+    line = plain(line)
     body = {key: value for key, value in line.items() if key not in {"schema", "unix_s", "event", "run"}}
     if line.get("schema") != "sparkyard/event/v1" or not isinstance(line.get("unix_s"), int | float):
         raise ValueError(f"not a sparkyard/event/v1 line: {str(line)[:80]}")

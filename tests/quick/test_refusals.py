@@ -24,12 +24,13 @@ import yaml
 from node_agent import tree
 from orchestrator.errors import ConfigError
 from orchestrator.load import load_cluster, load_profile
+from orchestrator.model.event import Said
 from orchestrator.model.plain import UNSAFE, json_line, plain
 from orchestrator.remote import local
 from orchestrator.remote.channel import WAITING_MAX_BYTES, AgentNode
 from orchestrator.remote.node import Ask, Reply, reply
 from orchestrator.shards import read_checkpoint
-from orchestrator.watch import evidence
+from orchestrator.watch import evidence, replay
 from sparkyard_engine.engram import pack
 from sparkyard_engine.slices import pack as slices
 from tests.engram_checkpoint import write_checkpoint
@@ -143,6 +144,15 @@ def test_one_line_of_json_reads_back_and_is_safe_to_print() -> None:
     assert "ü · 語" in line
     line.encode()
     assert not UNSAFE.search(json.dumps(plain(value), ensure_ascii=False).replace("\\n", ""))
+
+
+def test_a_recording_that_somebody_sent_is_made_harmless(tmp_path: Path) -> None:
+    line = {"schema": "sparkyard/event/v1", "unix_s": 1.0, "event": "Said", "level": "note", "text": ESCAPES}
+    (tmp_path / "events.jsonl").write_text(json.dumps(line) + "\n")
+    ((_, said),), _ = replay.read(tmp_path / "events.jsonl")
+    assert isinstance(said, Said)
+    assert "red" in said.text
+    assert not UNSAFE.search(said.text)
 
 
 # what an agent says -----------------------------------------------------------------------------------------------
