@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
