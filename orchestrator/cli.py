@@ -603,7 +603,12 @@ async def _measured(options: Options, choices: Choices, emit: Callable[[BenchEve
     return await benchmark.measured(session, options, choices, emit)
 
 
-app.add_typer(bench_app(_measured, fail), name="bench")
+def _is_lab(profile: str | None, cluster: Path | None) -> bool:
+    path = Common(profile, cluster).cluster_file()
+    return profile == "lab" or (profile is None and path == lab_place().cluster_file)
+
+
+app.add_typer(bench_app(_measured, _is_lab, fail), name="bench")
 
 
 add_first_contact(app, fail)

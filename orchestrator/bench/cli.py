@@ -25,7 +25,6 @@ from orchestrator.bench.run import Emit, run_bench
 from orchestrator.errors import ConfigError, Exit, SparkyardError
 
 COMPARISON_SCHEMA = "sparkyard/bench-comparison/v1"
-LAB = "lab"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +220,7 @@ Lengths = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Measured rounds of each row; 3 or more show a spread.")]
 OutputTokens = Annotated[int | None, typer.Option(help="Tokens of each answer.")]
 Seed = Annotated[int | None, typer.Option(help="Sets the prompts.")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="Everything at small sizes; the profile lab is always quick.")
-]
+Quick = Annotated[bool, typer.Option("--quick", help="Everything at small sizes; on the lab always.")]
 SloTtft = Annotated[float, typer.Option(help="Capacity: time to first token in ms that still holds.")]
 SloRate = Annotated[float, typer.Option(help="Capacity: tokens a second that every stream must get.")]
 Report = Annotated[Path | None, typer.Option(help="Folder for Markdown, CSV, JSON and plots.")]
@@ -244,11 +241,14 @@ Theirs = Annotated[bool, typer.Option("--theirs", help="Also the published table
 Records = Annotated[list[str], typer.Argument(help="Record files or ids, or YAML files of published tables.")]
 
 
-def bench_app(measured: Measured, fail: Callable[..., NoReturn]) -> typer.Typer:
+def bench_app(
+    measured: Measured, is_lab: Callable[[str | None, Path | None], bool], fail: Callable[..., NoReturn]
+) -> typer.Typer:
     """The commands `bench` and `bench compare`.
 
     Args:
         measured: measures a deployment of ours.
+        is_lab: whether profile and cluster, as given, mean the lab.
         fail: ends the program with an error's text and exit code; takes the error and `as_json`.
     """
     app = typer.Typer(
@@ -281,7 +281,7 @@ def bench_app(measured: Measured, fail: Callable[..., NoReturn]) -> typer.Typer:
             return
         try:
             options = chosen_options(
-                quick() if small or profile == LAB else Options(),
+                quick() if small or (url is None and is_lab(profile, cluster)) else Options(),
                 kinds=tuple(kind) if kind else None,
                 streams=numbers(streams, "--streams"),
                 other_streams=numbers(streams, "--streams"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
 from orchestrator.bench import store
+from orchestrator.bench.cli import Choices, Emit, bench_app
+from orchestrator.bench.options import Options, quick
 from orchestrator.bench.record import Cache, Record
-from orchestrator.cli import app
+from orchestrator.cli import _is_lab, app
 from tests.quick.test_bench_compare import record, row
 
 
@@ -82,3 +85,27 @@ def test_one_record_or_an_unknown_one_is_a_usage_error(tmp_path: Path) -> None:
     code, _out, err = compare(tmp_path, file, "ffffff")
     assert code == 2
     assert "ffffff: no file and no stored record begins so" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "small"), [((), True), (("--profile", "lab"), True), (("--cluster", "other.yaml"), False)]
+)
+def test_the_lab_is_measured_at_small_sizes_however_it_is_named(
+    tmp_path: Path, words: tuple[str, ...], *, small: bool
+) -> None:
+    lab = tmp_path / "sparkyard" / "lab" / "cluster.yaml"
+    lab.parent.mkdir(parents=True)
+    lab.touch()
+    asked: list[Options] = []
+
+    async def measured(options: Options, _choices: Choices, _emit: Emit) -> Record:
+        asked.append(options)
+        return record("r", row(50, 51, 52))
+
+    def fail(error: Exception, **_: object) -> NoReturn:
+        raise error
+
+    tried = bench_app(measured, _is_lab, fail)
+    environment = {"XDG_STATE_HOME": str(tmp_path), "SPARKYARD_CLUSTER": str(tmp_path / "none.yaml")}
+    assert CliRunner().invoke(tried, [*words], env=environment).exit_code == 0
+    assert asked == [quick() if small else Options()]
