@@ -93,13 +93,17 @@ def marked(marker: str) -> dict[str, list[int]]:
 
 
 def _mark_of_folder(pid: int) -> str:
-    """The mark's file in the folder that a process works in; of one that is ending, that its last threads work in."""
+    """The mark by the folder that a process works in; of one that is ending, that its last threads work in.
+
+    The rank spec in it says how the folder is called: a root that is a symbolic link has two names.
+    """
     for place in (f"/proc/{pid}", *(f"/proc/{pid}/task/{thread}" for thread in _threads(pid))):
         try:
-            file = Path(os.readlink(f"{place}/cwd")) / MARK_FILE
+            spec = read_json(Path(os.readlink(f"{place}/cwd")) / MARK_FILE) or {}
         except OSError:
             continue
-        return str(file) if file.is_file() else ""
+        directory = spec.get("directory")
+        return f"{directory}/{MARK_FILE}" if isinstance(directory, str) else ""
     return ""
 
 

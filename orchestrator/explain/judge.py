@@ -71,6 +71,9 @@ def _special(causes: list[Cause]) -> list[Cause]:
 
 def _match(rule: Rule, logs: Logs) -> Cause | None:
     lines = _lines(rule.patterns, logs)
+    if rule.unless:
+        other = set(_ranks(_lines(rule.unless, logs)))
+        lines = [line for line in lines if rank_of(line.file) not in other]
     if not lines or (rule.beside and not _lines(rule.beside, logs)):
         return None
     shown = lines[:LINES_SHOWN] + (_lines(rule.beside, logs)[:1] if rule.beside else [])

@@ -26,6 +26,8 @@ class Rule:
     level: Level = "cause"
     beside: tuple[re.Pattern[str], ...] = field(default=())
     """When not empty: a line with one of these must be there, too."""
+    unless: tuple[re.Pattern[str], ...] = field(default=())
+    """A rank that wrote a line with one of these is left out: it shows the same for another reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,9 +355,18 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "killed",
         "a process was killed from outside",
-        _texts(r"engine_signal: .*(9|SIGKILL)", r"terminated with -9", r"exit(ed)? (code|with) 137"),
+        _texts(r"terminated with -9\b", r"exit code:? -9\b", r"exit(ed)? (code|with) 137"),
         "neither the guard nor the engine did it: look in kernel.log and for other OOM guards on that node",
         level="consequence",
+    ),
+    Rule(
+        "engine_killed",
+        "the whole engine of a rank was killed from outside",
+        _texts(r"engine_signal: .*(\b9\b|SIGKILL)"),
+        "neither the guard nor the engine did it: look in kernel.log and for other OOM guards on that node",
+        level="consequence",
+        # SGLang ends itself so when a peer or a scheduler of its own is gone
+        unless=_texts(r"kill_process_tree called: .*include_parent=True"),
     ),
     Rule(
         "peer_gone",

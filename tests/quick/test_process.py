@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -63,8 +64,12 @@ def started() -> Iterator[Started]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / process.MARK_FILE).write_text("{}")
-    return tmp_path
+    """A rank's folder, by another name than the kernel's."""
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+    (link / process.MARK_FILE).write_text(json.dumps({"directory": str(link)}))
+    return link
 
 
 def test_a_renamed_process_belongs_to_its_folder_and_a_shell_in_it_does_not(
