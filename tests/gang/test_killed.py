@@ -24,7 +24,7 @@ def test_a_killed_rank(serving: RealLab, tmp_path: Path) -> None:
     restarted_once(
         watched(serving, tmp_path),
         victim.kill,
-        verdict="spark-2: rank 1 ended",
+        verdict="dead rank: spark-2: rank 1 ended",
         within_s=BOUNDS.dead_s,
         cause="killed",
         ranks=[1],
@@ -36,7 +36,7 @@ def test_a_killed_guard(serving: RealLab, tmp_path: Path) -> None:
     restarted_once(
         watched(serving, tmp_path),
         victim.kill,
-        verdict="spark-3: rank 2 ended: lost",
+        verdict="dead rank: spark-3: rank 2 ended: lost",
         within_s=BOUNDS.dead_s,
         cause="guard_lost",
         ranks=[2],
@@ -54,7 +54,7 @@ def test_a_whole_process_group(serving: RealLab, tmp_path: Path) -> None:
     restarted_once(
         watched(serving, tmp_path),
         kill,
-        verdict="spark-1: rank 0 ended: lost",
+        verdict="dead rank: spark-1: rank 0 ended: lost",
         within_s=BOUNDS.dead_s,
         cause="guard_lost",
         ranks=[0],

@@ -38,7 +38,7 @@ def test_a_memory_hog(serving: RealLab, tmp_path: Path) -> None:
     restart = restarted_once(
         watch,
         take,
-        verdict="memory floor on the shared host: ",
+        verdict="dead rank: memory floor on the shared host: ",
         within_s=BOUNDS.dead_s,
         cause="memory_floor",
         ranks=[0, 1, 2],  # a rank whose peers die within a quarter of a second may follow them first
