@@ -31,7 +31,7 @@ def profile() -> Profile:
     return Profile.model_validate(data)
 
 
-GOAL = make_goal(profile(), lab_cluster())
+GOAL = make_goal(profile(), lab_cluster().model_copy(update={"topology": "switch"}))
 TP = 3
 
 
