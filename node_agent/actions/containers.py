@@ -128,11 +128,20 @@ def arguments(
     return engine_arguments(home, labels, content, everything, {**env, "HOME": str(cache)})
 
 
+def account_arguments(uid: int, gid: int) -> list[str]:
+    """Who the container's processes are. Pure.
+
+    An ordinary account cannot use any of Docker's default capabilities, so none is in its reach (IPC_LOCK is added for
+    all). Root keeps them: a checkpoint may belong to another account, and reading it takes one.
+    """
+    return ["--user", f"{uid}:{gid}", *(["--cap-drop", "ALL"] if uid != 0 else [])]
+
+
 def engine_arguments(
     home: Home, labels: dict[str, str], content: str, folders: dict[str, bool], env: dict[str, str]
 ) -> list[str]:
     """The engine's image with this node's devices, under the account of the agent; these folders and no others."""
-    user = ["--user", f"{os.getuid()}:{os.getgid()}"]
+    user = account_arguments(os.getuid(), os.getgid())
     env = {"LANG": "C.UTF-8", **env}
     image = f"sparkyard/engine:{content[:12]}"
     devices = tuple(str(path) for name in ("uverbs*", "rdma_cm") for path in sorted(RDMA_DEVICES.glob(name)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node_agent.actions.containers import run_arguments
+from node_agent.actions.containers import account_arguments, run_arguments
 from node_agent.actions.ranks import check_library
 from node_agent.wire import Refused
 from orchestrator.load import load_cluster, load_profile
@@ -132,6 +132,11 @@ def test_what_every_line_must_have_and_must_not(name: str) -> None:
         assert int(entry["spec"]["env"]["NCCL_LL128_BUFFSIZE"]) % 120 == 0
         placed = json.dumps(entry["spec"]).replace("{directory}", "/d")
         assert rankspec.parse(json.loads(placed)).rank == entry["spec"]["rank"]
+
+
+def test_an_ordinary_account_gets_no_capability_of_dockers() -> None:
+    assert account_arguments(1000, 100) == ["--user", "1000:100", "--cap-drop", "ALL"]
+    assert account_arguments(0, 0) == ["--user", "0:0"]
 
 
 def test_each_node_has_its_own_devices_and_gid_index() -> None:
