@@ -109,6 +109,8 @@ async def dial(node: Node) -> SshPipe:
         ) from None
     except (asyncssh.Error, OSError) as error:
         raise AskError("unreachable", f"SSH to {where}: {error}") from None
+    except ValueError as error:  # a damaged key file, or one whose .pub beside it is another's
+        raise AskError("refused", f"{node.key or 'default keys'}: no usable key: {error}") from None
     try:
         process = await connection.create_process(COMMAND, encoding=None)
     except (asyncssh.Error, OSError) as error:

@@ -99,7 +99,8 @@ def test_what_serves_goes_on_when_the_preflight_of_the_new_fails(lab: StandinLab
     before = seen(lab)
     plan = asyncio.run(planned(lab.session(), "restart"))
     assert plan.data["blocked"] == [], "the old gang's ports are its own"
-    (source,) = (lab.place.node("spark-3") / "engine").glob("*/sparkyard_engine/plugin.py")
+    package = lab.session().goal()[0].package.digest
+    source = lab.place.node("spark-3") / "engine" / package / "sparkyard_engine" / "plugin.py"
     text = source.read_text()
     source.write_text(text + "# another\n")
     answer = lab.do("restart")
