@@ -31,15 +31,16 @@ _LOCK = threading.Lock()
 def read(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     """Digests of one rank's sources.
 
-    `args`: `rank`, `engine` (digest of the package), `python` (of the engine's environment; empty: it is in an image),
+    `args`: `rank`, `engine` (digest of the package; empty: it is in an image), `python` (of the engine's environment; empty: it is in an image),
     `tables` and `slices` (store ids, empty: none), `files` (absolute paths that the profile names).
     """
     rank = int(args["rank"])
-    package = home.engines / str(args["engine"])
+    engine = str(args.get("engine") or "")
+    package = home.engines / engine
     python = str(args.get("python") or "")
     cache = (Path.home() if python else home.root / "cache") / ".cache" / "sglang"
     return {
-        "plugin": tree_sha256(package) if package.is_dir() else None,
+        "plugin": tree_sha256(package) if engine and package.is_dir() else None,
         "nccl": _nccl(python) if python else None,
         "files": {str(path): _sha256(Path(path)) for path in list(args.get("files") or [])[:FILES_MAX]},
         "autotune": _autotune(cache / AUTOTUNE, rank),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from orchestrator.checks import CHECKS
 from orchestrator.load import load_cluster, load_profile
 from orchestrator.model.event import Event
 from orchestrator.model.facts import ClusterFacts
@@ -39,8 +40,8 @@ ALTERNATIVES = (
 STANDIN = ROOT / "tests" / "standin_engine" / "modules" / "sglang"
 
 
-NO_SPARKS = ("cx7.enumerated", "gpu.present", "mem.total")
-"""Errors that the doctor is right about: these nodes have no such hardware. Everything else must pass the preflight."""
+NO_SPARKS = tuple(check.id for check in CHECKS)
+"""The doctor is right to refuse these nodes: they are no Sparks. What is compared between ranks must be the same."""
 
 
 @dataclass
