@@ -31,8 +31,8 @@ _LOCK = threading.Lock()
 def read(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     """Digests of one rank's sources.
 
-    `args`: `rank`, `engine` (digest of the package; empty: it is in an image), `python` (of the engine's environment; empty: it is in an image),
-    `tables` and `slices` (store ids, empty: none), `files` (absolute paths that the profile names).
+    `args`: `rank`, `engine` (digest of the package) and `python` (of the engine's environment), both empty when they
+    are in an image, `tables` and `slices` (store ids, empty: none), `files` (absolute paths that the profile names).
     """
     rank = int(args["rank"])
     engine = str(args.get("engine") or "")
