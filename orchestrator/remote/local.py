@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
 
 from orchestrator.errors import AskError
 from orchestrator.remote.boot import ARGV
@@ -41,7 +42,9 @@ class LocalPipe:
                 await self._last_bytes()
         except TimeoutError:
             self._process.kill()
-            await self._last_bytes()
+            with suppress(TimeoutError):  # what it has started may hold its pipes for as long as it lives
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    await self._last_bytes()
 
     async def _last_bytes(self) -> None:
         """Until it has ended. What it still says is thrown away: unread, it would keep its pipes open, and us."""

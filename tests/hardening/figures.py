@@ -61,7 +61,15 @@ def sums(folder: Path = FOLDER) -> dict[str, int]:
 
 def faults(paths: tuple[str, ...]) -> int:
     """How many proven tests, each with its parameters, these files have."""
-    argv = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not unproven", *paths]
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-m",
+        "not unproven",
+        *paths,
+    ]  # quiet by configuration
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     return sum("::" in line for line in done.stdout.splitlines())
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tests.hardening.deepsim import INVARIANTS
-from tests.hardening.figures import PAGE
+from tests.hardening.figures import BEGIN, END, PAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMISE = re.compile(r"^\| (.+) \| `(tests/[\w/]+\.py)::(test_\w+)` \|$", re.MULTILINE)
@@ -28,3 +28,10 @@ def test_every_invariant_is_listed_and_none_that_is_not_checked() -> None:
     listed = re.findall(r"^\| ([a-z ]+) \| ", rest.partition("## Promises")[0], re.MULTILINE)
     assert listed[0] == "invariant"
     assert listed[1:] == list(INVARIANTS)
+
+
+def test_the_page_has_figures() -> None:
+    text = PAGE.read_text()
+    figures = text[text.index(BEGIN) : text.index(END)]
+    for word in ("crash points", "power losses", "seeds run", "faults injected", "inputs fuzzed"):
+        assert word in figures, "./start.sh test hardening; python -m tests.hardening.figures --write"
