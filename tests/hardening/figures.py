@@ -87,7 +87,9 @@ def main() -> int:
     if not found:
         sys.stderr.write("no figures yet: ./start.sh test hardening\n")
         return 3
-    found |= {f"tests of the files that break something {where}": faults(paths) for where, paths in FAULTS.items()}
+    found |= {
+        f"tests of the files that break something {where}": faults(paths) for where, paths in FAULTS.items()
+    }
     sys.stdout.write(table(found) + "\n")
     if "--write" in sys.argv:
         before, _, rest = PAGE.read_text().partition(BEGIN)
