@@ -1,4 +1,4 @@
-"""`./start.sh test [quick|life|hardening|engine|lab|gang|integration|all]`: runs suites, prints their times, one exit code.
+"""`./start.sh test [quick|life|hardening|engine|lab|gang|integration|all]`: runs suites, one exit code.
 
 With `--gate` tests marked `unproven` are left out, and said to be: those that nobody has seen pass from end to end.
 """
