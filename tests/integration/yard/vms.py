@@ -36,6 +36,16 @@ DISK = "3G"
 BOOT_BOUND_S = 900.0
 """A boot takes 50 s on an idle machine."""
 COUNT = 2
+CONNECT_S = 60
+"""Of our own ssh: an emulated sshd needs seconds for its keys."""
+QUIET_UNITS = (
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "e2scrub_all.timer",
+    "fstrim.timer",
+    "dpkg-db-backup.timer",
+)
+"""What a machine that lives for minutes has no use for."""
 PROBE_S = 8.0
 """Between two questions whether sshd answers: on a slow machine more of them run into sshd's own MaxStartups."""
 
@@ -104,7 +114,7 @@ class Vms:
             "-o",
             "BatchMode=yes",
             "-o",
-            "ConnectTimeout=20",
+            f"ConnectTimeout={CONNECT_S}",
             "-i",
             str(key),
         ]
@@ -146,6 +156,9 @@ def up(vm_id: str) -> Vms:
             _start(vms, number, kernel, image, initrd)
     for number in range(1, COUNT + 1):
         _await_ssh(vms, number)
+    for number in range(1, COUNT + 1):
+        # what still starts would make the first logins slow
+        vms.run(number, "systemctl is-system-running --wait", timeout_s=BOOT_BOUND_S, check=False)
     return vms
 
 
@@ -285,7 +298,11 @@ def _start(vms: Vms, number: int, kernel: Path, image: Path, initrd: Path) -> No
     disk = vms.folder / f"disk{number}.qcow2"
     if not disk.exists():
         run("qemu-img", "create", "-q", "-f", "qcow2", "-b", str(image), "-F", "raw", str(disk))
-    append = f"console=ttyS0 root=/dev/vda rw spark.id={number} mitigations=off quiet systemd.show_status=0"
+    append = f"console=ttyS0 root=/dev/vda rw spark.id={number} mitigations=off quiet systemd.show_status=0 "
+    append += (
+        "systemd.default_timeout_start_sec=600 "  # under load the usual 90 s end units that only are slow
+    )
+    append += " ".join(f"systemd.mask={unit}" for unit in QUIET_UNITS)
     argv = ["ip", "netns", "exec", vms.namespace, "qemu-system-x86_64", "-accel", "tcg,thread=multi"]
     argv += [
         "-cpu",

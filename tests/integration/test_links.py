@@ -1,0 +1,91 @@
+"""Links that go wrong on real nodes: each is detected and named, healed or refused, and nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.integration.fleet import Fleet
+from tests.integration.yard import wire
+
+pytestmark = pytest.mark.unproven
+
+
+@pytest.fixture(scope="module")
+def shared(fleet: Fleet) -> Iterator[Fleet]:
+    """The fleet with its image everywhere and the checkpoint shared."""
+    for verb in ("build", "share"):
+        answer = fleet.do(verb)
+        assert answer.exit_code == 0, answer.data["failures"]
+    yield fleet
+    fleet.do("unshare")
+
+
+def found(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    """Findings of `doctor --json` by key; what the yard is not (no GPU, no cages) is among them."""
+    done = fleet.command_line("doctor", "--json")
+    assert done.stdout, done.stderr
+    return {
+        each["key"]: each
+        for each in json.loads(done.stdout)["findings"]
+        if each["severity"] in {"error", "warning"}
+    }
+
+
+def plans_nothing(fleet: Fleet) -> bool:
+    return all(fleet.titles(fleet.do(verb)) == [] for verb in ("build", "share"))
+
+
+def touched(fleet: Fleet, verb: str) -> set[str]:
+    """Nodes that the verb did something on."""
+    answer = fleet.do(verb)
+    assert answer.exit_code == 0, answer.data["failures"]
+    return {step["node"] for stage in answer.data["stages"] for step in stage["steps"]}
+
+
+def server(fleet: Fleet, name: str) -> str:
+    """Address by which the node reads the checkpoint."""
+    share = fleet.facts()[name].share
+    assert share is not None
+    assert share.problem == ""
+    return share.server
+
+
+def test_a_cable_that_is_pulled_is_named_and_the_share_goes_over_the_other_rail(shared: Fleet) -> None:
+    rails = [link.address for link in shared.yard.layout.node("spark-1").fabric]
+    assert server(shared, "spark-3") == rails[0]
+    before = found(shared)
+    wire.cut(shared.yard, "spark-3", 0)
+    new = {key: finding for key, finding in found(shared).items() if key not in before}
+    assert [
+        finding
+        for finding in new.values()
+        if finding["node"] == "spark-3" and "enp1s0f0np0" in json.dumps(finding)
+    ], new
+    assert touched(shared, "share") == {"spark-1", "spark-3"}
+    assert server(shared, "spark-3") == rails[1]
+    assert plans_nothing(shared)
+    wire.join(shared.yard, "spark-3", 0)
+    assert set(found(shared)) <= set(before)
+    assert touched(shared, "share") == {"spark-1", "spark-3"}
+    assert server(shared, "spark-3") == rails[0]
+    assert plans_nothing(shared)
+
+
+def test_another_mtu_at_one_end_is_named_and_mended(shared: Fleet) -> None:
+    before = found(shared)
+    wire.mtu(shared.yard, "spark-2", 0, 1500)
+    new = {key: finding for key, finding in found(shared).items() if key not in before}
+    assert [
+        finding
+        for finding in new.values()
+        if finding["check"].startswith("cx7.mtu") and "spark-2" in json.dumps(finding)
+    ], new
+    mended = shared.command_line("doctor", "--fix", "--yes")
+    size = shared.yard.run("spark-2", "cat", "/sys/class/net/enp1s0f0np0/mtu").strip()
+    assert size == "9000", mended.stdout + mended.stderr
+    assert set(found(shared)) <= set(before)
+    assert plans_nothing(shared)
