@@ -27,6 +27,10 @@ PATIENCE_S = 120.0
 FALLBACK_AFTER_S = 10.0
 """A neighbour's relay starts a moment after ours; turning away from it makes the head send the image twice."""
 PAUSE_MAX_S = 4.0
+SLOW_SHARE = 0.25
+"""A lane with less than this share of another one's rate would hold up every reader: pieces are read in order."""
+SLOW_TRY_S = 10.0
+"""It gets one piece in so long, to see whether it is still slow."""
 
 
 class LaneBroken(Exception):
@@ -47,6 +51,10 @@ class Lane:
     rank: int = 0
     failing_since_s: float | None = None
     bytes_in: int = 0
+    bytes_per_s: float = 0.0
+    """Of its latest pieces, smoothed; 0 until the first has come."""
+    taken_s: float = 0.0
+    """When it took its latest piece."""
     fault: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -63,10 +71,19 @@ class Lane:
         """What every request carries."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
-    def count(self, size: int) -> None:
-        """Bytes that came this way, from any thread."""
+    def count(self, size: int, seconds: float = 0.0) -> None:
+        """Bytes that came this way, from any thread; ``seconds`` for a piece whose rate counts."""
         with self.lock:
             self.bytes_in += size
+            if seconds > 0:
+                rate = size / seconds
+                self.bytes_per_s = (self.bytes_per_s + rate) / 2 if self.bytes_per_s else rate
+
+    def holds_up(self, others: list[Lane]) -> bool:
+        """Whether it is so much slower than another lane that it shall be tried only now and then."""
+        best = max((o.bytes_per_s for o in others if o.rank == self.rank and not o.given_up), default=0.0)
+        slow = 0 < self.bytes_per_s < best * SLOW_SHARE
+        return slow and time.monotonic() - self.taken_s < SLOW_TRY_S
 
 
 class Flight:
@@ -123,6 +140,11 @@ class Flight:
             self._change.notify_all()
 
     @property
+    def is_large(self) -> bool:
+        """Whether it takes a share of what may be kept; a small one fits into any."""
+        return self._end > AHEAD_CHUNKS
+
+    @property
     def idle_s(self) -> float:
         """Seconds since somebody read."""
         return time.monotonic() - self.last_read_s
@@ -156,10 +178,12 @@ class Flight:
         """The next chunk that this lane shall bring; None at the end."""
         with self._change:
             while not self._closed and not self.fault:
-                if not any(other.rank < lane.rank and not other.given_up for other in self._lanes):
+                waits = any(other.rank < lane.rank and not other.given_up for other in self._lanes)
+                if not waits and not lane.holds_up(self._lanes):
                     if self._again:
                         return self._again.pop(0)
                     if self._next < self._end and self._next <= self._lead + AHEAD_CHUNKS:
+                        lane.taken_s = time.monotonic()
                         self._next += 1
                         self._pending.add(self._next - 1)
                         return self._next - 1
@@ -183,6 +207,7 @@ class Flight:
         end = min(self.size, begin + CHUNK_BYTES)
         headers = {**lane.headers(), "Range": f"bytes={begin}-{end - 1}"}
         where = f"http://{lane.host}:{lane.port}"
+        begin_s = time.monotonic()
         try:
             connection.request("GET", self.path, headers=headers)
             response = connection.getresponse()
@@ -195,7 +220,8 @@ class Flight:
             raise LaneBroken(
                 f"{where} answered {response.status} with {len(data)} bytes, expected {end - begin}"
             )
-        lane.count(len(data))
+        whole = len(data) == CHUNK_BYTES  # the rate of a short last piece says nothing
+        lane.count(len(data), time.monotonic() - begin_s if whole else 0.0)
         return data
 
 
@@ -225,8 +251,9 @@ class Flights:
             self._sweep(self.MAX - 1)
             made = Flight(path, size, index, self._lanes)
             self._flying.append(made)
+            large = sum(flight.is_large for flight in self._flying)
             for flight in self._flying:
-                flight.behind_chunks = self._budget_chunks // len(self._flying)
+                flight.behind_chunks = self._budget_chunks // max(1, large)
             return made
 
     def _sweep(self, room: int) -> None:

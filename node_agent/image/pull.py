@@ -13,6 +13,7 @@ from typing import Any
 from node_agent.docker import client_path, docker, environment, explain
 from node_agent.files import write_json
 from node_agent.image import identity, status
+from node_agent.image.flight import SLOW_SHARE
 from node_agent.image.relay import DONE, READY, Relay
 from node_agent.wire import Refused
 
@@ -22,10 +23,8 @@ WRONG_BYTES = ("verification failed", "digest mismatch", "unexpected commit dige
 """Words of the engine, of either store, for content that does not have its digest."""
 FINAL_WORDS = ("no space left on device",)
 """Words of the engine after which another attempt cannot help."""
-SLOW_SHARE = 0.25
-"""Rails take pieces in turn as they are free: one that brings less than a quarter of its fair share is slow."""
 SHARE_FROM_BYTES = 64 << 20
-"""Below this the start of the transfer decides who brings how much."""
+"""Below this the start of the transfer decides how fast a link looks."""
 TOGETHER_S = 20.0
 """How long a node waits for those behind it; without them it starts alone, and they cost another transfer."""
 PARTIAL_TAG = "sparkyard-partial"
@@ -91,17 +90,26 @@ def _over(relay: Relay) -> dict[str, int]:
     return found
 
 
-def slow_rails(over: dict[str, int], rails: list[str]) -> list[str]:
-    """What is wrong with the rails to the preferred source, from the bytes that each has brought. Pure."""
-    total = sum(over.get(rail, 0) for rail in rails)
+def slow_rails(rails: dict[str, tuple[int, float, str]]) -> list[str]:
+    """What is wrong with the links to one source. Pure.
+
+    Args:
+        rails: address of the source -> bytes that came from it, bytes per second, the last fault if it fails now.
+    """
+    total = sum(size for size, _, _ in rails.values())
     if len(rails) < 2 or total < SHARE_FROM_BYTES:
         return []
-    return [
-        f"the link to {rail} is slow: it brought {over.get(rail, 0):,} of {total:,} bytes, "
-        f"{len(rails)} links were used; sparkyard doctor looks at it"
-        for rail in rails
-        if over.get(rail, 0) * len(rails) < total * SLOW_SHARE
-    ]
+    best = max(rate for _, rate, _ in rails.values())
+    found = []
+    for address, (size, rate, fault) in rails.items():
+        if fault:
+            found.append(f"the link to {address} fails: {fault}; sparkyard doctor looks at it")
+        elif rate < best * SLOW_SHARE:
+            found.append(
+                f"the link to {address} is slow: {rate / 1e6:.1f} MB/s, another one to the same node has "
+                f"{best / 1e6:.1f} MB/s; it brought {size:,} of {total:,} bytes; sparkyard doctor looks at it"
+            )
+    return found
 
 
 def _pull(

@@ -77,6 +77,16 @@ class Relay:
         """Bytes that came over the fabric."""
         return sum(lane.bytes_in for lane in self.lanes)
 
+    def rails(self) -> dict[str, tuple[int, float, str]]:
+        """Of the preferred source: address -> bytes that came from it, bytes per second, why it fails now."""
+        found: dict[str, tuple[int, float, str]] = {}
+        for lane in self.lanes:
+            if lane.rank == 0:
+                size, rate, _ = found.get(lane.host, (0, 0.0, ""))
+                fault = lane.fault if lane.failing_since_s is not None else ""
+                found[lane.host] = size + lane.bytes_in, rate + lane.bytes_per_s / LANES_A_RAIL, fault
+        return found
+
     def allowed(self, given: str) -> bool:
         """Whether a request carries this run's token."""
         return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())

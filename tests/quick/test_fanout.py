@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node_agent.image.flight import CHUNK_BYTES
+from node_agent.image.flight import CHUNK_BYTES, FALLBACK_AFTER_S, SLOW_TRY_S, Lane
 from node_agent.image.pull import slow_rails
 from node_agent.image.relay import DONE, READY, Relay
 from orchestrator.plan.fanout import Port, tree
@@ -227,11 +227,29 @@ def test_a_node_says_that_it_is_done() -> None:
         assert _get(nodes[0][1], DONE)[0] == 404
 
 
-def test_a_rail_that_brings_a_fraction_of_its_share_is_named() -> None:
+def test_a_rail_with_a_fraction_of_the_other_ones_rate_is_named() -> None:
     mib = 1 << 20
-    assert slow_rails({"10.1.0.1": 900 * mib, "10.2.0.1": 60 * mib}, ["10.1.0.1", "10.2.0.1"])[0].startswith(
-        "the link to 10.2.0.1 is slow"
+    (said,) = slow_rails({"10.1.0.1": (900 * mib, 40e6, ""), "10.2.0.1": (60 * mib, 4e6, "")})
+    assert said.startswith(
+        "the link to 10.2.0.1 is slow: 4.0 MB/s, another one to the same node has 40.0 MB/s"
     )
-    assert slow_rails({"10.1.0.1": 500 * mib, "10.2.0.1": 300 * mib}, ["10.1.0.1", "10.2.0.1"]) == []
-    assert slow_rails({"10.1.0.1": 900 * mib, "10.9.0.1": mib}, ["10.1.0.1"]) == []
-    assert slow_rails({"10.1.0.1": 3 * mib}, ["10.1.0.1", "10.2.0.1"]) == [], "too little to judge"
+    assert slow_rails({"10.1.0.1": (500 * mib, 40e6, ""), "10.2.0.1": (300 * mib, 20e6, "")}) == []
+    assert slow_rails({"10.1.0.1": (900 * mib, 40e6, "")}) == []
+    assert slow_rails({"10.1.0.1": (3 * mib, 9e6, ""), "10.2.0.1": (0, 0.0, "")}) == [], "too little to judge"
+    (said,) = slow_rails({"10.1.0.1": (900 * mib, 40e6, ""), "10.2.0.1": (0, 0.0, "timed out")})
+    assert said.startswith("the link to 10.2.0.1 fails: timed out")
+
+
+def test_a_lane_that_is_slow_is_tried_only_now_and_then() -> None:
+    fast, slow = Lane("10.1.0.1", 1, ""), Lane("10.2.0.1", 1, "")
+    assert not slow.holds_up([fast, slow]), "not known yet"
+    fast.count(CHUNK_BYTES, 0.1)
+    slow.count(CHUNK_BYTES, 1.0)
+    slow.taken_s = time.monotonic()
+    assert slow.holds_up([fast, slow])
+    assert not fast.holds_up([fast, slow])
+    slow.taken_s -= SLOW_TRY_S
+    assert not slow.holds_up([fast, slow])
+    fast.failing_since_s = time.monotonic() - 2 * FALLBACK_AFTER_S
+    slow.taken_s = time.monotonic()
+    assert not slow.holds_up([fast, slow]), "the fast one is given up"

@@ -40,7 +40,8 @@ class Remote(Operations):
     """One export; libnfs takes one request at a time.
 
     libnfs does not renew the client's lease: after a quiet minute the server has forgotten it, and libnfs says
-    ERANGE for that. As a kernel would, it then says hello again and opens again what is open.
+    ERANGE for that; a server that was restarted is EIO. As a kernel would, it then says hello again and opens again
+    what is open.
     """
 
     def __init__(self, host: str, export: str) -> None:
@@ -57,12 +58,13 @@ class Remote(Operations):
         self._context = ctypes.c_void_p(LIBRARY.nfs_init_context())
         LIBRARY.nfs_set_version(self._context, 4)
         if LIBRARY.nfs_mount(self._context, self._host.encode(), self._export.encode()):
-            raise SystemExit(f"mount.nfs4: {LIBRARY.nfs_get_error(self._context).decode()}")
+            sys.stderr.write(f"mount.nfs4: {LIBRARY.nfs_get_error(self._context).decode()}\n")
+            raise FuseOSError(errno.EIO)
 
     def _call(self, work: Callable[[], int]) -> int:
         with self._lock:
             result = work()
-            if result == -errno.ERANGE:
+            if result in (-errno.ERANGE, -errno.EIO):
                 self._hello()
                 result = work()
         if result < 0:
@@ -126,6 +128,9 @@ class Remote(Operations):
 if __name__ == "__main__":
     source, point = sys.argv[1:3]
     server, _, exported = source.partition(":")
-    remote = Remote(server, exported)
+    try:
+        remote = Remote(server, exported)
+    except FuseOSError:
+        sys.exit(32)  # as mount(8); the reason is said
     options = {"ro": True, "fsname": source, "subtype": "nfs", "allow_other": True, "max_read": 131072}
     FUSE(remote, point, foreground=True, nothreads=False, **options)
