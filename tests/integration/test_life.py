@@ -219,7 +219,7 @@ def test_a_controller_that_is_killed_half_way_is_gone_on_with(fleet: Fleet) -> N
     unshape(fleet)
     assert answer.exit_code == 0, answer.data["failures"]
     for name in others:
-        told = [one.data for one in fleet.events if isinstance(one, events.StepDone) and one.node == name]
+        told = [one.result for one in fleet.events if isinstance(one, events.StepDone) and one.node == name]
         assert wire.received_bytes(fleet.yard, name) - before[name] < 1.15 * size, (name, told)
 
 
