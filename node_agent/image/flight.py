@@ -113,7 +113,9 @@ class Flight:
         with self._change:
             if self._closed or self.fault:
                 return False
-            return index in self._chunks or index in self._pending or index == self._next
+            # a node behind this one asks for pieces ahead of what it needs: they are not far, and will come
+            soon = self._next <= index <= self._next + 2 * AHEAD_CHUNKS
+            return soon or index in self._chunks or index in self._pending
 
     def read(self, index: int) -> bytes | None:
         """Chunk ``index``; None when it is gone from the window. LaneBroken when no lane brings it."""
@@ -207,10 +209,10 @@ class Flight:
         end = min(self.size, begin + CHUNK_BYTES)
         headers = {**lane.headers(), "Range": f"bytes={begin}-{end - 1}"}
         where = f"http://{lane.host}:{lane.port}"
-        begin_s = time.monotonic()
         try:
             connection.request("GET", self.path, headers=headers)
             response = connection.getresponse()
+            begin_s = time.monotonic()
             data = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise LaneBroken(f"{where}: {error or type(error).__name__}") from None

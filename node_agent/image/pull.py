@@ -54,9 +54,7 @@ def main(order: Path, folder: Path) -> int:
                 "bytes_in": relay.bytes_in,
                 "seconds": time.monotonic() - begin,
                 "bytes_over": _over(relay),
-                "warnings": slow_rails(
-                    _over(relay), [rail.rpartition(":")[0] for rail in args["sources"][0]]
-                ),
+                "warnings": slow_rails(relay.rails()),
             },
         )
         report.note("here")

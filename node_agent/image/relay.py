@@ -231,6 +231,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _blob(self, digest: str, with_body: bool) -> None:
         size, kind = self.owner.size(self.path)
         begin, end, partial = _range(self.headers.get("Range", ""), size)
+        if with_body:  # waited for before the head goes out: what follows the head shows how fast the link is
+            self.owner.flights.chunk(self.path, size, begin // CHUNK_BYTES)
         self.send_response(206 if partial else 200)
         self.send_header("Content-Type", kind or "application/octet-stream")
         self.send_header("Docker-Content-Digest", digest)

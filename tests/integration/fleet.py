@@ -40,8 +40,10 @@ ALTERNATIVES = (
 STANDIN = ROOT / "tests" / "standin_engine" / "modules" / "sglang"
 
 
-NO_SPARKS = tuple(check.id for check in CHECKS)
-"""The doctor is right to refuse these nodes: they are no Sparks. What is compared between ranks must be the same."""
+NO_SPARKS = (*(check.id for check in CHECKS), "store")
+"""The doctor is right to refuse these nodes: they are no Sparks. What is compared between ranks must be the same.
+And a machine's virtual disk calls itself a turning one.
+"""
 
 
 @dataclass
@@ -52,7 +54,6 @@ class Fleet:
     profile: Profile
     cluster: Path
     events: list[Event] = field(default_factory=list)
-
     def session(self) -> Session:
         """As the command line makes one, but strict about predictions."""
         cluster = load_cluster(self.cluster)
@@ -134,7 +135,8 @@ def deployment(fleet: Fleet, name: str, members: Sequence[str], first_port: int,
     path.chmod(0o600)
     body = fleet.profile.model_dump(mode="json", by_alias=True)
     body["name"] = name
-    body["parallel"]["tp"] = len(members)
+    padding = load_profile("lab").parallel.padding if len(members) == 3 else None  # groups and heads for three
+    body["parallel"] = {"tp": len(members), "padding": padding.model_dump() if padding else None}
     body["ports"] |= {"api": first_port, "gate": first_port + 10, "rendezvous": first_port + 20}
     body["ports"]["api_key_file"] = key_file or None
     body["deadlines"] |= QUICK
