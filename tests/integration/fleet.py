@@ -54,6 +54,7 @@ class Fleet:
     profile: Profile
     cluster: Path
     events: list[Event] = field(default_factory=list)
+
     def session(self) -> Session:
         """As the command line makes one, but strict about predictions."""
         cluster = load_cluster(self.cluster)
@@ -135,7 +136,9 @@ def deployment(fleet: Fleet, name: str, members: Sequence[str], first_port: int,
     path.chmod(0o600)
     body = fleet.profile.model_dump(mode="json", by_alias=True)
     body["name"] = name
-    padding = load_profile("lab").parallel.padding if len(members) == 3 else None  # groups and heads for three
+    padding = (
+        load_profile("lab").parallel.padding if len(members) == 3 else None
+    )  # groups and heads for three
     body["parallel"] = {"tp": len(members), "padding": padding.model_dump() if padding else None}
     body["ports"] |= {"api": first_port, "gate": first_port + 10, "rendezvous": first_port + 20}
     body["ports"]["api_key_file"] = key_file or None

@@ -2,11 +2,10 @@
 # Shows the veth ports as ConnectX-7 ports in /sys, through an overlay: everything else of /sys stays live.
 # Values: two ports of 200 Gb/s, RoCE v2, as a healthy DGX Spark shows them.
 set -eu
-mkdir -p /run/yard/{class,net,bus}-{upper,work}
+mkdir -p /run/yard/{class,net}-{upper,work}
 mount -t overlay overlay -o lowerdir=/sys/class,upperdir=/run/yard/class-upper,workdir=/run/yard/class-work /sys/class
 mount -t overlay overlay -o lowerdir=/sys/devices/virtual/net,upperdir=/run/yard/net-upper,workdir=/run/yard/net-work \
   /sys/devices/virtual/net
-mount -t overlay overlay -o lowerdir=/sys/bus,upperdir=/run/yard/bus-upper,workdir=/run/yard/bus-work /sys/bus
 port=0
 for interface in enp1s0f0np0 enp1s0f1np1; do
   [ -e "/sys/class/net/$interface" ] || continue
@@ -24,14 +23,6 @@ for interface in enp1s0f0np0 enp1s0f1np1; do
     echo "RoCE v2" >"$ib/gid_attrs/types/3"
     echo "$interface" >"$ib/gid_attrs/ndevs/3"
   fi
-  pci="/sys/bus/pci/devices/0000:01:00.$port"
-  mkdir -p "$pci/net/$interface" "$pci/infiniband/rocep1s0f$port"
-  echo 0x15b3 >"$pci/vendor"
-  echo 0x1021 >"$pci/device"
-  for limit in current max; do
-    echo "32.0 GT/s PCIe" >"$pci/${limit}_link_speed"
-    echo 4 >"$pci/${limit}_link_width"
-  done
   for counter in port_rcv_data port_xmit_data symbol_error link_downed; do echo 0 >"$ib/counters/$counter"; done
   echo 200000 >"/sys/class/net/$interface/speed"
   port=$((port + 1))
