@@ -10,11 +10,13 @@ from orchestrator.last_good import images, newest
 from orchestrator.ledgers import rules
 from orchestrator.load import load_profile
 from orchestrator.model.boot import BootRecord
+from orchestrator.model.event import Progress
 from orchestrator.model.facts import BootFacts, RankFacts
 from orchestrator.model.step import RankAt
 from orchestrator.plan.judge import judge, published_contents
 from orchestrator.plan.ledger import Place
 from orchestrator.plan.measured import GRAPHS, REST, corrections, elapsed_and_expected_s
+from orchestrator.view.text import _amount
 from orchestrator.words import phase
 from tests.clusters import lab_cluster, lab_profile
 from tests.sim import fresh, make_goal
@@ -138,3 +140,8 @@ def test_the_phase_says_how_far_the_boot_is() -> None:
     granted = RankFacts(**base, phase="graphs", kv_tokens=1000, kv_tokens_asked=2000)
     assert phase(granted) == "graphs, 1,000 KV tokens of 2,000 asked"
     assert phase(RankFacts(**base, phase="joined")) == "joined"
+
+
+def test_a_wait_says_how_long_it_will_take() -> None:
+    assert _amount(Progress("n", "w", 30, 120, "s", "loading")) == "loading, 30 s, about 90 s left"
+    assert _amount(Progress("n", "w", 150, 120, "s", "kv")) == "kv, 150 s, earlier boots took 120 s"
