@@ -247,11 +247,12 @@ def _await(home: Home, job: str, name: str, bound_s: float, report: Report) -> d
 
 
 def prune(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Remove images of ours but ``keep``, their partial steps, the published copy and dangling build cache.
+    """Remove images of ours but ``keep``, their partial steps, the published copy, dangling build cache, and what was
+    compiled and tuned for images that are gone.
 
     With ``dry`` nothing changes: the answer says what would go and how large it is.
     """
-    gone, total = [], 0
+    gone, total, stay = [], 0, set()
     for image in images():
         ours = [tag for tag in image.tags if tag.startswith((f"{REPOSITORY}:", "sparkyard-partial:"))]
         if ours and image.content not in args["keep"]:
@@ -259,6 +260,15 @@ def prune(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
             total += image.size_bytes
             if not args["dry"]:
                 docker("rmi", *ours, timeout_s=300)
+        elif image.kernels:
+            stay.add(image.kernels)
+    for cache in kernels.facts(home.root) if stay else ():
+        if cache["key"] not in stay:
+            folder = kernels.folder(home.root, cache["key"])
+            gone.append({"what": str(folder), "bytes": cache["bytes"]})
+            total += cache["bytes"]
+            if not args["dry"]:
+                shutil.rmtree(folder, ignore_errors=True)
     registry = home.root / "registry"
     if registry.is_dir() and _running(home, SERVE_JOB) is None:
         size = sum(file.stat().st_size for file in registry.rglob("*") if file.is_file())
@@ -266,10 +276,10 @@ def prune(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
         total += size
         if not args["dry"]:
             shutil.rmtree(registry)
-    cache = _build_cache()
-    if cache:
-        gone.append({"what": "build cache", "bytes": cache})
-        total += cache
+    layers = _build_cache()
+    if layers:
+        gone.append({"what": "build cache", "bytes": layers})
+        total += layers
         if not args["dry"]:
             docker("builder", "prune", "--force", timeout_s=300)
     return {"items": gone, "bytes": total}
