@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from node_agent.files import read_json, tail, write_json
 
 MARK_FILE = "rank.json"
 """The rank spec: what the mark of a rank's processes names, in the folder that they are started in."""
+VARIABLE = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*=")
+"""What a whole environment begins with."""
 RECORDED_TIMEOUT_S = 15.0
 """A Python start on a busy node takes 0.1 to 2 s."""
 
@@ -69,8 +72,8 @@ def marked(marker: str) -> dict[str, list[int]]:
 
     A mark is found even when the parents in between are dead, which a process group or a session is not after
     the engine has made sessions of its own. Its value is a file `MARK_FILE` in the folder that the first of them
-    was started in. That folder is the mark of what has no environment: SGLang's schedulers rename themselves, which
-    writes over it, and a process that is ending loses it before it lets go of its ports.
+    was started in. That folder is the mark of what has lost its environment: SGLang's schedulers rename themselves,
+    which writes over the beginning of it, and a process that is ending loses it before it lets go of its ports.
     """
     prefix = f"{marker}=".encode()
     found: dict[str, list[int]] = {}
@@ -85,7 +88,7 @@ def marked(marker: str) -> dict[str, list[int]]:
             continue
         line = next((line for line in environment.split(b"\0") if line.startswith(prefix)), None)
         value = "" if line is None else line[len(prefix) :].decode("utf-8", "replace")
-        if b"=" not in environment:
+        if not value and not VARIABLE.match(environment):
             value = _mark_of_folder(int(entry))
         if value and start_ticks(int(entry)) is not None:
             found.setdefault(value, []).append(int(entry))

@@ -26,7 +26,7 @@ libc = ctypes.CDLL(None)
 with open("/proc/self/stat") as file:
     fields = file.read().rpartition(")")[2].split()
 begin, end = int(fields[47]), int(fields[48])  # proc(5): env_start and env_end
-ctypes.memset(begin, 0, end - begin)
+ctypes.memset(begin, 0, end - begin - len("KEPT=1") - 1)
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -79,9 +79,9 @@ def test_a_renamed_process_belongs_to_its_folder_and_a_shell_in_it_does_not(
     other = tmp_path_factory.mktemp("other")
     idle = "import time; print('ready', flush=True); time.sleep(60)"
     marked = started(other, idle, **{MARK: mark})
-    renamed = started(folder, RENAMED, **{MARK: mark})
+    renamed = started(folder, RENAMED, **{MARK: mark, "KEPT": "1"})
     shell = started(folder, idle, HOME="/")
-    stranger = started(other, RENAMED, HOME="/")
+    stranger = started(other, RENAMED, HOME="/", KEPT="1")
     assert sorted(process.marked(MARK)[mark]) == sorted([marked, renamed])
     assert process.kill_marked(MARK, mark, WAIT_S) == []
     assert [process.start_ticks(pid) is None for pid in (marked, renamed, shell, stranger)] == [
