@@ -142,7 +142,6 @@ def test_bench_knows_what_it_measured_and_agrees_with_itself(served: Path, tmp_p
         assert not apart or first["noisy"] or second["noisy"], ranking
 
 
-@pytest.mark.unproven
 def test_bench_and_the_openai_client_count_the_same_tokens(client: openai.OpenAI) -> None:
     body = {
         "model": "lab-v41",
