@@ -271,6 +271,8 @@ def _kind_fault(
     if axis >= len(shape):
         return f"axis {axis} of a tensor with {len(shape)} axes"
     filled = [(*kinds[0].filled, rank) for rank, kinds in parts.items() if len(kinds[0].filled) == 2]
+    if len(filled) == len(parts) and all(span[:2] == (0, shape[axis]) for span in filled):
+        return ""  # padded, and whole on every rank (the sinks of attention)
     if fault := gap([(first, end, rank) for first, end, rank in filled if end > first], shape[axis]):
         return fault
     read = [
