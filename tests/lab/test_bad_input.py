@@ -56,8 +56,11 @@ def with_files(lab: StandinLab, tmp_path: Path, *, profile=None, cluster=None) -
     return tuple(words)
 
 
-def failing(lab: StandinLab, tmp_path: Path, verb: str, **changes) -> tuple[int, str]:
-    code, out, err = run(verb, "--json", *with_files(lab, tmp_path, **changes))
+def failing(
+    lab: StandinLab, tmp_path: Path, verb: str, *, ignore: tuple[str, ...] = (), **changes
+) -> tuple[int, str]:
+    ignored = [word for check in ignore for word in ("--ignore", check)]
+    code, out, err = run(verb, "--json", *ignored, *with_files(lab, tmp_path, **changes))
     return code, out + err
 
 
@@ -150,10 +153,15 @@ def test_a_port_in_use_is_named_with_its_owner(lab: StandinLab, tmp_path: Path) 
     assert lab.do("share").exit_code == 0
     assert lab.do("pack").exit_code == 0
     offset = yaml.safe_load(lab.place.cluster_file.read_text())["nodes"][0]["port_offset"]
-    with socket.create_server(("127.0.0.1", lab.profile.ports.api + offset)):
+    port = lab.profile.ports.api + offset
+    with socket.create_server(("127.0.0.1", port)):
         code, text = failing(lab, tmp_path, "serve")
+        assert code == 1
+        assert f"port {port} on 127.0.0.1" in text, "the doctor's error stops the start"
+        assert f"(pid {os.getpid()})" in text
+        code, text = failing(lab, tmp_path, "serve", ignore=("port.taken",))
     assert code == 1
-    assert f"port {lab.profile.ports.api + offset} (api) is taken by" in text
+    assert f"port {port} (api) is taken by" in text, "and so does the plan, whatever is ignored"
     assert f"pid {os.getpid()}" in text
     assert not any(found.alive for here in lab.facts().values() for found in here.ranks)
 
