@@ -101,7 +101,6 @@ def measured(state: Path, *words: str) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.unproven
 def test_bench_knows_what_it_measured_and_agrees_with_itself(served: Path, tmp_path: Path) -> None:
     first, second = measured(served, "--report", str(tmp_path / "report")), measured(served)
     known = first["provenance"]
