@@ -8,9 +8,7 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +20,7 @@ from typing import Any
 import httpx
 
 from orchestrator.errors import SparkyardError
+from orchestrator.lab.ports import claims_folder, is_free
 from orchestrator.model.cluster import Cluster, Node
 from orchestrator.model.profile import EnvSetting, Profile
 from orchestrator.package import build_package
@@ -239,25 +238,14 @@ def _free_ports() -> Iterator[int]:
 
     A rank listens only many seconds after its ports were chosen, so a run claims them with a file lock.
     """
-    claims = Path(tempfile.gettempdir()) / f"sparkyard-ports-{os.getuid()}"
-    claims.mkdir(mode=0o700, exist_ok=True)
+    claims = claims_folder()
     for first in range(FIRST_PORT, LAST_PORT, PORTS):
         with (claims / str(first)).open("w") as claim:
             try:
                 fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
-            if all(_is_free(first + place) for place in (*range(GATE_PORT), GATE_PORT, RENDEZVOUS_PORT)):
+            if all(is_free(first + place) for place in (*range(GATE_PORT), GATE_PORT, RENDEZVOUS_PORT)):
                 yield first
                 return
     raise LocalRankError(f"no {PORTS} free ports in a row on 127.0.0.1 from {FIRST_PORT} to {LAST_PORT}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

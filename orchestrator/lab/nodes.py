@@ -18,7 +18,7 @@ import yaml
 
 from orchestrator.errors import SparkyardError
 from orchestrator.lab.place import NODES, Place
-from orchestrator.lab.ports import claims
+from orchestrator.lab.ports import claims, is_free
 from orchestrator.model.profile import Profile
 
 START_TIMEOUT_S = 20.0
@@ -176,17 +176,7 @@ def _offsets(place: Place, profile: Profile, taken: frozenset[int]) -> list[int]
 
 
 def _usable(port: int, taken: frozenset[int]) -> bool:
-    return port not in taken and _free(port)
-
-
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return port not in taken and is_free(port)
 
 
 def _free_port(taken: frozenset[int]) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -42,7 +42,7 @@ class Claims:
     def keep(self, ports: tuple[int, ...]) -> None:
         """This lab's ports from now on; none: they are given back."""
         own = Claim(self._folder, os.getpid(), psutil.Process().create_time(), ports)
-        entries = [vars_of(claim) for claim in [*self._others, *([own] if ports else [])]]
+        entries = [asdict(claim) for claim in [*self._others, *([own] if ports else [])]]
         temporary = self._path.with_suffix(".tmp")
         with temporary.open("w", encoding="utf-8") as file:
             json.dump(entries, file)
@@ -51,21 +51,33 @@ class Claims:
         temporary.replace(self._path)
 
 
+def claims_folder() -> Path:
+    """Where this user's runs say which ports they have chosen; made when it is missing."""
+    folder = Path(tempfile.gettempdir()) / f"sparkyard-ports-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on the port of loopback."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 @contextmanager
 def claims(place: Place, runs: Callable[[Place], bool]) -> Iterator[Claims]:
     """The claims, for as long as the block lasts. ``runs`` says whether the lab of a place has a node up."""
-    folder = Path(tempfile.gettempdir()) / f"sparkyard-ports-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = claims_folder()
     with (folder / "lab.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield Claims(
             folder / "lab.json", place.folder, lambda claim: _lives(claim) or runs(Place(Path(claim.folder)))
         )
-
-
-def vars_of(claim: Claim) -> dict[str, Any]:
-    """As JSON."""
-    return {"folder": claim.folder, "pid": claim.pid, "started": claim.started, "ports": list(claim.ports)}
 
 
 def _lives(claim: Claim) -> bool:
