@@ -134,17 +134,13 @@ class SimWorld:
                 self._change(name, found, {"phase": "joined"})
             opened = any(other.gate_open for other in started)
             if complete and opened and found.phase == "joined" and self.chance(0.2):
-                for where, _ in gang:
-                    self.facts[where] = _prove_rank(
-                        self.facts[where], found.deployment, found.generation, self._rank_of(where)
-                    )
+                self.facts[name] = _prove_rank(
+                    self.facts[name], found.deployment, found.generation, found.rank
+                )
                 self._change(name, found, {"phase": "ready"})
 
     def _end(self, why: str) -> dict[str, Any]:
         return {"alive": False, "phase": "ended", "ended": why, "last_log_unix_s": self.time_s}
-
-    def _rank_of(self, name: str) -> int:
-        return [node.name for node in self.goal.ranked].index(name)
 
     def gang(self, deployment: str, generation: int) -> list[tuple[str, Any]]:
         """All ranks of one generation, by node."""

@@ -139,11 +139,6 @@ def after_stage(facts: ClusterFacts, stage: Stage) -> ClusterFacts:
         result[step.node] = after_action(result[step.node], step.action, facts)
     for wait in stage.waits:
         result[wait.node] = after_wait(result[wait.node], wait.until)
-        if isinstance(wait.until, RankAt) and wait.until.phase == "ready":
-            result = {
-                name: _ready_everywhere(here, wait.until.deployment, wait.until.generation)
-                for name, here in result.items()
-            }
     return result
 
 
@@ -201,14 +196,6 @@ def _change_boot(here: NodeFacts, deployment: str, generation: int, changes: dic
         for found in here.boots
     )
     return here.model_copy(update={"boots": boots})
-
-
-def _ready_everywhere(here: NodeFacts, deployment: str, generation: int) -> NodeFacts:
-    """Rank 0 is ready only after every rank has loaded, so the others have shown their proof by then."""
-    for found in here.ranks:
-        if (found.deployment, found.generation) == (deployment, generation) and found.alive:
-            here = _prove_rank(here, deployment, generation, found.rank)
-    return here
 
 
 def _prove_rank(here: NodeFacts, deployment: str, generation: int, rank: int) -> NodeFacts:

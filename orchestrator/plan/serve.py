@@ -281,14 +281,23 @@ def _joined(goal: Goal, target: int) -> Wait:
     """Rank 0 answers at its gate only once every rank has joined; a single rank has no gate."""
     name, deadlines = goal.profile.name, goal.profile.deadlines
     if goal.profile.parallel.tp == 1:
-        return _ready(goal, target)
+        return _ready(goal, target)[0]
     until = RankAt(name, target, 0, "joined")
     return Wait(goal.head.name, until, "every rank joins the group", deadlines.join_s)
 
 
-def _ready(goal: Goal, target: int) -> Wait:
-    until = RankAt(goal.profile.name, target, 0, "ready")
-    return Wait(goal.head.name, until, "weights, KV pool, warm-up", goal.profile.deadlines.ready_s)
+def _ready(goal: Goal, target: int) -> tuple[Wait, ...]:
+    """Of every rank: a worker's guard may see its engine's port a moment after the head's, and what it shows then (its
+    proof, the last phase of the boot) is judged and recorded next."""
+    return tuple(
+        Wait(
+            node.name,
+            RankAt(goal.profile.name, target, rank, "ready"),
+            "weights, KV pool, warm-up",
+            goal.profile.deadlines.ready_s,
+        )
+        for rank, node in enumerate(goal.ranked)
+    )
 
 
 def _activate(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
@@ -297,17 +306,17 @@ def _activate(goal: Goal, facts: ClusterFacts, target: int) -> Stage | None:
     head = facts[goal.head.name].rank(name, 0, target)
     if head is None:
         raise AssertionError("the head's rank was just found running")
-    if head.phase == "ready":
+    if all(found.phase == "ready" for _, _, found in _here(goal, facts, target) if found is not None):
         return None
     cold = warm.note(goal, facts)
     aside = f"; {cold}" if cold else ""
     if goal.profile.parallel.tp == 1 or head.gate_open:
-        return Stage(f"wait until it serves{aside}", waits=(_ready(goal, target),))
+        return Stage(f"wait until it serves{aside}", waits=_ready(goal, target))
     if head.phase == "starting":
         return Stage("wait until every rank has joined", waits=(_joined(goal, target),))
     action = OpenGate(name, target, goal.port(goal.head, goal.profile.ports.gate))
     step = Step(goal.head.name, action, "every rank waits at the gate", SHORT_BOUND_S)
-    return Stage(f"open the launch gate{aside}", (step,), (_ready(goal, target),))
+    return Stage(f"open the launch gate{aside}", (step,), _ready(goal, target))
 
 
 def _plugin_proven(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:

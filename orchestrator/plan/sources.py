@@ -96,7 +96,8 @@ def compare(
         found += _equal(goal, "the plug-in's package", {rank: one.plugin for rank, one in seen.items()})
         found += _equal(goal, "the NCCL library", {rank: one.nccl for rank, one in seen.items()})
         found += _own_nccl(goal, seen)
-        for path in sorted({path for one in seen.values() for path in one.files}):
+        own = {goal.profile.nccl.library} if goal.profile.nccl else set()
+        for path in sorted({path for one in seen.values() for path in one.files} - own):
             found += _equal(goal, path, {rank: one.files.get(path) for rank, one in seen.items()})
     if AUTOTUNE not in left_out and goal.cluster.topology != "single-host":
         # ranks of one host share a home, in which another engine may have left results of its own

@@ -25,6 +25,7 @@ from sparkyard_engine.engram.reader import Reader
 from sparkyard_engine.engram.torch_side.dequant import dequantise, dequantise_reference
 from sparkyard_engine.engram.torch_side.embedding import Combine, DiskEmbedding
 from sparkyard_engine.engram.torch_side.staging import NotWarmError, Staging
+from tests.engine.packed import pack_ranks, same_bits
 from tests.engram_checkpoint import write_checkpoint
 
 VOCAB = 1009
@@ -45,28 +46,8 @@ def tables(tmp_path_factory):
         data = bytearray(shard.read_bytes())
         data[-made[layer][1].size :] = made[layer][1].tobytes()
         shard.write_bytes(data)
-    for tp, rank in ((1, 0), (3, 0), (3, 1), (3, 2)):
-        argv = [
-            "--checkpoint",
-            str(base / "checkpoint"),
-            "--revision",
-            "r",
-            "--tp",
-            str(tp),
-            "--rank",
-            str(rank),
-        ]
-        assert pack.main([*argv, "--output", str(base / f"tp{tp}-{rank}")]) == 0
+    pack_ranks(base, ((1, 0), (3, 0), (3, 1), (3, 2)))
     return base, made
-
-
-def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Equal as bits, all NaNs being one."""
-    nan = torch.isnan(theirs)
-    return ours.shape == theirs.shape and bool(
-        (torch.isnan(ours) == nan).all()
-        and (ours[~nan].view(torch.int16) == theirs[~nan].view(torch.int16)).all()
-    )
 
 
 def in_memory(made, layer: int = 1):

@@ -26,6 +26,7 @@ from sparkyard_engine.engram.reader import Reader
 from sparkyard_engine.engram.torch_side.dequant import dequantise_reference
 from sparkyard_engine.engram.torch_side.embedding import Combine, DiskEmbedding
 from sparkyard_engine.engram.torch_side.look_ahead import LookAhead
+from tests.engine.packed import pack_ranks, same_bits
 from tests.engram_checkpoint import TRUE_CONFIG, write_checkpoint
 
 VOCAB = 211
@@ -36,29 +37,8 @@ LAYOUT = Layout.build(layer_ids=(1, 14), max_ngram_size=4, heads=8, vocab_size=V
 def tables(tmp_path_factory):
     base = tmp_path_factory.mktemp("torch")
     made = write_checkpoint(base / "checkpoint", LAYOUT, VOCAB)
-    for tp in (1, 3):
-        for rank in range(tp):
-            argv = [
-                "--checkpoint",
-                str(base / "checkpoint"),
-                "--revision",
-                "r",
-                "--tp",
-                str(tp),
-                "--rank",
-                str(rank),
-            ]
-            assert pack.main([*argv, "--output", str(base / f"tp{tp}-{rank}")]) == 0
+    pack_ranks(base, ((1, 0), (3, 0), (3, 1), (3, 2)))
     return base, made
-
-
-def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-    """Equal as bits, all NaNs being one."""
-    nan = torch.isnan(theirs)
-    return bool(
-        (torch.isnan(ours) == nan).all()
-        and (ours[~nan].view(torch.int16) == theirs[~nan].view(torch.int16)).all()
-    )
 
 
 def in_memory(made, layer: int):

@@ -20,8 +20,8 @@ BEGIN, END = "<!-- figures of the last whole run -->", "<!-- end of figures -->"
 
 FAULTS = {
     "on the lab (kills, bad files, damaged shards, full disks, wrong keys)": (
-        "tests/lab/test_crash.py",
-        "tests/lab/test_bad_input.py",
+        "tests/life/test_crash.py",
+        "tests/life/test_bad_input.py",
         "tests/lab/test_refusal.py",
         "tests/lab/test_fetch.py",
     ),

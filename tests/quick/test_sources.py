@@ -111,6 +111,24 @@ def test_what_differs_is_named_and_can_be_accepted(
     assert judged(seen, *(other for other in ITEMS if other != item)) == found
 
 
+def test_a_named_nccl_library_is_told_once_on_each_node_that_has_another() -> None:
+    library, right = "/opt/nccl/libnccl.so.2", "f" * 64
+    named = {"library": library, "sha256": right, "source": "test"}
+    data = profile().model_dump(mode="json", by_alias=True) | {"nccl": named}
+    goal = make_goal(Profile.model_validate(data), GOAL.cluster)
+    seen = answers()
+    for rank, digest in enumerate((right, "e" * 64, None)):
+        seen[rank]["files"][library] = digest
+        for what in ("tables", "slices"):
+            seen[rank][what] = None
+    models = {rank: Sources.model_validate(one) for rank, one in seen.items()}
+    found = [f"{one.node}: {one.message}" for one in compare(goal, INDEX, models, ("stores",))]
+    assert found == [
+        f"spark-2: rank 1: {library} is eeeeeeeeeeee, the profile names ffffffffffff",
+        f"spark-3: rank 2: {library} is not there, the profile names ffffffffffff",
+    ]
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.data())
 def test_ranges_that_partition_pass_and_any_change_of_one_is_told(
     lengths: list[int], data: st.DataObject

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.model.cluster import Cluster
 from orchestrator.model.sample import happened_json
 from tests import watched
-from tests.lab.test_openssh import server
+from tests.life.test_openssh import server
 from tests.terminal import ROOT, needs_tmux, shown
 
 __all__ = ["server"]
