@@ -40,8 +40,8 @@ POLICY = Policy(
 """As shipped, only quicker; gloo's ranks follow a dead peer within 7 s."""
 LOOK_EVERY_S = 2.0
 BOUNDS: Bounds = bounds(POLICY, LOOK_EVERY_S + PULSE_TIMEOUT_S)
-COMES_BACK_S = 420.0
-"""Noticing it, ending the gang, a boot, canary and smoke, on two cores that others use too."""
+COMES_BACK_S = 900.0
+"""Noticing it, ending the gang, a boot, canary and smoke: 70 s on two cores; a bound against a hang."""
 ANSWER_TIMEOUT_S = 120.0
 
 

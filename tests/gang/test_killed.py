@@ -8,15 +8,12 @@ import signal
 from pathlib import Path
 
 import httpx
-import pytest
 
 from orchestrator.lab import nodes
 from orchestrator.lab.place import NODES
 from orchestrator.watch.verdict import State
 from tests.guarded import engine, guard, serves
 from tests.realgang import BOUNDS, RealLab, headline, kept, restarted_once, scheduler, watched
-
-pytestmark = pytest.mark.unproven
 
 
 def test_a_killed_rank(serving: RealLab, tmp_path: Path) -> None:
