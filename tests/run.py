@@ -1,4 +1,4 @@
-"""`./start.sh test [quick|life|hardening|engine|lab|gang|integration|all]`: runs suites, one exit code.
+"""`./start.sh test [quick|life|hardening|engine|lab|gang|integration|vms|all]`: runs suites, one exit code.
 
 With `--gate` tests marked `unproven` are left out, and said to be: those that nobody has seen pass from end to end.
 What fails there is tried once more, and called flaky when it passes then: on a shared machine a bound can be missed by
@@ -49,6 +49,7 @@ SUITES = (
     Suite("lab", "tests/lab", 1, 1200),
     Suite("gang", "tests/gang", 1, 1200),
     Suite("integration", "tests/integration", 1, 1200),
+    Suite("vms", "tests/vms", 1, 900),
 )
 
 

@@ -13,15 +13,22 @@ from tests.integration.yard import wire
 
 pytestmark = pytest.mark.unproven
 
+SHOW_PCI = "/usr/local/libexec/yard/sys-pci.sh"
+
 
 @pytest.fixture(scope="module")
 def shared(fleet: Fleet) -> Iterator[Fleet]:
-    """The fleet with its image everywhere and the checkpoint shared."""
+    """The fleet with its image everywhere and the checkpoint shared; the doctor takes its ports for a ConnectX-7's."""
+    names = [node.name for node in fleet.yard.layout.nodes]
+    for name in names:
+        fleet.yard.run(name, SHOW_PCI)
     for verb in ("build", "share"):
         answer = fleet.do(verb)
         assert answer.exit_code == 0, answer.data["failures"]
     yield fleet
     fleet.do("unshare")
+    for name in names:
+        fleet.yard.run(name, SHOW_PCI, "off")
 
 
 def found(fleet: Fleet) -> dict[str, dict[str, Any]]:

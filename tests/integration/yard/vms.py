@@ -1,90 +1,41 @@
 """Two virtual machines for what namespaces cannot do: the kernel's NFS server and client, systemd, a reboot.
 
-Debian's own kernel under qemu's TCG: slow (a boot takes most of a minute), so the machines are made once for a run.
-They are reached like nodes: same login key, pinned host keys, a `cluster.yaml`.
+Debian's own kernel, with KVM where the processor has it, else emulated. They are reached like nodes: same login key,
+pinned host keys, a `cluster.yaml`.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from tests.integration.yard import state
+from tests.integration.yard import state, vmdisk
 from tests.integration.yard.layout import CONTROLLER_ADDRESS
-from tests.integration.yard.session import network
 from tests.integration.yard.state import YardError, run
 
-CACHE = Path.home() / ".cache" / "sparkyard" / "yard" / "vm"
-PACKAGES = (
-    "systemd-sysv,openssh-server,iproute2,kmod,udev,nfs-kernel-server,nfs-common,iputils-ping,ethtool,"
-    "python3-minimal,libpython3-stdlib,python3,rdma-core"
-)
-MODULES = (
-    "virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_mmio virtio_blk crc16 "
-    "crc32c_generic libcrc32c mbcache jbd2 ext4 failover net_failover virtio_net"
-)
-"""What the kernel needs to find its disk and its network, in the order of their needs."""
 MEMORY_MB = 1024
-DISK = "3G"
-BOOT_BOUND_S = 900.0
-"""A boot takes 50 s on an idle machine."""
+BOOT_BOUND_S = 300.0
+"""A boot takes 20 s under emulation on an idle machine, 3 s with KVM."""
 COUNT = 2
 CONNECT_S = 60
 """Of our own ssh: an emulated sshd needs seconds for its keys."""
-QUIET_UNITS = (
-    "apt-daily.timer",
-    "apt-daily-upgrade.timer",
-    "e2scrub_all.timer",
-    "fstrim.timer",
-    "dpkg-db-backup.timer",
+LOOK_S = 0.5
+READY = "yard-ready"
+"""Written to the console by a machine that is up."""
+BOOT_WORDS = (
+    "console=ttyS0 root=/dev/vda rw quiet loglevel=3 systemd.show_status=0 mitigations=off nokaslr audit=0 "
+    "apparmor=0 selinux=0 cryptomgr.notests nowatchdog tsc=reliable no_timer_check rcupdate.rcu_expedited=1 "
+    "systemd.default_timeout_start_sec=600"
 )
-"""What a machine that lives for minutes has no use for."""
-PROBE_S = 8.0
-"""Between two questions whether sshd answers: on a slow machine more of them run into sshd's own MaxStartups."""
-
-INIT = f"""#!/bin/busybox sh
-/bin/busybox --install -s /bin
-mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev
-cd /m; for m in {MODULES}; do insmod $m.ko; done
-n=0; while [ ! -b /dev/vda ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done
-mount -t ext4 /dev/vda /newroot || exec sh
-umount /proc /sys; mount --move /dev /newroot/dev
-exec switch_root /newroot /sbin/init
-"""
-NAMES_UNIT = """[Unit]
-Description=Names and addresses of the yard's ports
-DefaultDependencies=no
-Before=network-pre.target sshd.service nfs-server.service
-After=systemd-udevd.service
-[Service]
-Type=oneshot
-RemainAfterExit=yes
-ExecStart=/usr/local/sbin/yard-names
-[Install]
-WantedBy=sysinit.target
-"""
-NAMES = """#!/bin/sh
-id=$(sed -n 's/.*spark.id=\\([0-9]*\\).*/\\1/p' /proc/cmdline)
-hostname spark-$id
-for port in /sys/class/net/*; do
-  old=$(basename "$port")
-  case $(cat "$port/address") in
-    52:54:00:00:00:*) new=enP7s7; address=10.77.0.2$id/24 ;;
-    52:54:00:00:01:*) new=enp1s0f0np0; address=192.168.101.2$id/24 ;;
-    *) continue ;;
-  esac
-  ip link set "$old" down; ip link set "$old" name $new
-  ip addr add $address dev $new; ip link set $new up
-done
-[ ! -e /sys/class/net/enp1s0f0np0 ] || ip link set enp1s0f0np0 mtu 9000
-"""
+"""The last: under load the usual 90 s end units that only are slow."""
+MODES = (("m", "00", 10_000, ""), ("r", "01", 200_000, ",host_mtu=9000"))
+"""Letter, part of the hardware address, Mb/s and more of the management port and of the fast one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,46 +57,65 @@ class Vms:
 
     def run(self, number: int, command: str, *, timeout_s: float = 120.0, check: bool = True) -> str:
         """Run a shell command in a machine as root; its output."""
-        key, known = self.folder / "id_ed25519", self.folder / "known_hosts"
-        argv = ["ip", "netns", "exec", self.namespace, "ssh", "-o", f"UserKnownHostsFile={known}"]
-        argv += [
-            "-o",
-            "StrictHostKeyChecking=yes",
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            f"ConnectTimeout={CONNECT_S}",
-            "-i",
-            str(key),
-        ]
+        argv = ["ip", "netns", "exec", self.namespace, "ssh", *self._login()]
         return run(*argv, f"root@{_address(number)}", command, timeout_s=timeout_s, check=check)
 
-    def reboot(self, number: int) -> None:
-        """Restart one machine and wait until it is back."""
-        before = self.run(number, "cat /proc/sys/kernel/random/boot_id")
-        self.run(number, "systemctl reboot", check=False)
+    def put(self, number: int, source: str, target: str) -> None:
+        """Copy a file of the host into a machine."""
+        argv = ["ip", "netns", "exec", self.namespace, "scp", "-q", *self._login()]
+        run(*argv, source, f"root@{_address(number)}:{target}", timeout_s=300)
+
+    def _login(self) -> list[str]:
+        words = ["StrictHostKeyChecking=yes", "BatchMode=yes", f"ConnectTimeout={CONNECT_S}"]
+        words.append(f"UserKnownHostsFile={self.folder / 'known_hosts'}")
+        return [*(part for word in words for part in ("-o", word)), "-i", str(self.folder / "id_ed25519")]
+
+    def reboot(self, *numbers: int) -> None:
+        """Restart machines, all at once, and wait until they are back."""
+        before = {number: self._starts(number) for number in numbers}
+        for number in numbers:
+            self.run(number, "systemctl reboot --no-block", check=False)
+        for number in numbers:
+            self.await_start(number, before[number] + 1)
+
+    def await_start(self, number: int, starts: int) -> None:
+        """Wait until the machine has said so many times that it is up."""
         deadline = time.monotonic() + BOOT_BOUND_S
-        while time.monotonic() < deadline:
-            time.sleep(2)
-            try:
-                if self.run(number, "cat /proc/sys/kernel/random/boot_id", timeout_s=30) not in {"", before}:
-                    return
-            except (YardError, subprocess.TimeoutExpired):
-                continue
-        raise YardError(f"machine {number} is not back {BOOT_BOUND_S:.0f} s after its reboot")
+        while self._starts(number) < starts:
+            if state.process(self.folder, f"vm{number}") is None:
+                raise YardError(
+                    f"machine {number} ended: {(self.folder / f'vm{number}.log').read_text()[-500:]}"
+                )
+            if time.monotonic() > deadline:
+                last = self._console(number).read_text(errors="replace")[-500:]
+                raise YardError(f"machine {number} is not up after {BOOT_BOUND_S:.0f} s; its console: {last}")
+            time.sleep(LOOK_S)
+
+    def _starts(self, number: int) -> int:
+        try:
+            return self._console(number).read_text(errors="replace").count(READY)
+        except FileNotFoundError:
+            return 0
+
+    def _console(self, number: int) -> Path:
+        return self.folder / f"vm{number}.console"
 
 
 def _address(number: int) -> str:
     return f"10.77.0.2{number}"
 
 
-def up(vm_id: str) -> Vms:
-    """Make the disk image once, start both machines, wait until they answer."""
+def up(vm_id: str, disks: Sequence[Path] = ()) -> Vms:
+    """Make the disk image once, start both machines, wait until they answer.
+
+    Args:
+        disks: one more disk each machine sees read-only, as /dev/vdc, mounted at /opt.
+    """
     state.need_root()
     where = state.folder(vm_id)
     where.mkdir(parents=True, exist_ok=True)
     vms = Vms(vm_id, where)
-    kernel, image, initrd = _image()
+    start = vmdisk.made()
     _network(vms)
     for key in ("id_ed25519", "host_key"):
         if not (where / key).exists():
@@ -153,12 +123,9 @@ def up(vm_id: str) -> Vms:
     _files(vms)
     for number in range(1, COUNT + 1):
         if state.process(where, f"vm{number}") is None:
-            _start(vms, number, kernel, image, initrd)
+            _start(vms, number, start, disks)
     for number in range(1, COUNT + 1):
-        _await_ssh(vms, number)
-    for number in range(1, COUNT + 1):
-        # what still starts would make the first logins slow
-        vms.run(number, "systemctl is-system-running --wait", timeout_s=BOOT_BOUND_S, check=False)
+        vms.await_start(number, 1)
     return vms
 
 
@@ -171,80 +138,10 @@ def down(vm_id: str) -> None:
     state.remove_tree(where)
 
 
-def _image() -> tuple[Path, Path, Path]:
-    """Kernel, root file system and initial RAM disk; made once and kept in the cache."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    kernels = sorted((CACHE / "kernel" / "boot").glob("vmlinuz-*"))
-    if not kernels:
-        depends = run("apt-cache", "depends", "linux-image-amd64").split("Depends: ")
-        name = next(word.split()[0] for word in depends[1:] if word.startswith("linux-image"))
-        subprocess.run(["apt-get", "download", "-qq", name], cwd=CACHE, check=True, timeout=300)
-        run("dpkg", "-x", str(next(CACHE.glob(f"{name}*.deb"))), str(CACHE / "kernel"))
-        kernels = sorted((CACHE / "kernel" / "boot").glob("vmlinuz-*"))
-    release = kernels[0].name.removeprefix("vmlinuz-")
-    tar = CACHE / "rootfs.tar"
-    if not tar.exists():
-        mirror = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Codename: bookworm").split()[0]
-        argv = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm"]
-        run(*argv, str(CACHE / "part-rootfs.tar"), mirror, timeout_s=1200)
-        (CACHE / "part-rootfs.tar").rename(tar)
-    image = CACHE / "root.img"
-    if not image.exists():
-        _root(tar, release, image)
-    initrd = CACHE / "initrd.gz"
-    if not initrd.exists():
-        _initrd(release, initrd)
-    return kernels[0], image, initrd
-
-
-def _root(tar: Path, release: str, image: Path) -> None:
-    root = CACHE / "rootfs"
-    shutil.rmtree(root, ignore_errors=True)
-    root.mkdir()
-    run("tar", "-xf", str(tar), "-C", str(root), timeout_s=600)
-    shutil.copytree(CACHE / "kernel/lib/modules", root / "lib/modules", dirs_exist_ok=True)
-    run("depmod", "-b", str(root), release, timeout_s=300)
-    (root / "usr/local/sbin/yard-names").write_text(NAMES)
-    (root / "usr/local/sbin/yard-names").chmod(0o755)
-    (root / "etc/systemd/system/yard-names.service").write_text(NAMES_UNIT)
-    wants = root / "etc/systemd/system/sysinit.target.wants"
-    wants.mkdir(parents=True, exist_ok=True)
-    (wants / "yard-names.service").symlink_to("/etc/systemd/system/yard-names.service")
-    (root / "etc/fstab").write_text("/dev/vda / ext4 rw 0 0\n")
-    for key in (root / "etc/ssh").glob("ssh_host_*"):
-        key.unlink()
-    # The login and host keys are each run's own: they come on a second, small disk.
-    (root / "etc/ssh/sshd_config.d/yard.conf").write_text(
-        "HostKey /run/yard/host_key\nAuthorizedKeysFile /run/yard/authorized_keys\nUsePAM no\n"
-        "PermitRootLogin prohibit-password\n"
-    )
-    unit = root / "etc/systemd/system/ssh.service.d"
-    unit.mkdir(parents=True)
-    load = "mkdir -p /run/yard && cd /run/yard && tar -xf /dev/vdb && chown -R 0:0 . && chmod 600 *"
-    (unit / "yard.conf").write_text(
-        f"[Service]\nExecStartPre=\nExecStartPre=/bin/sh -c '{load}'\nExecStartPre=/usr/sbin/sshd -t\n"
-    )
-    partial = image.with_suffix(".part")
-    run("mke2fs", "-q", "-t", "ext4", "-d", str(root), "-F", str(partial), DISK, timeout_s=600)
-    partial.rename(image)
-    shutil.rmtree(root)
-
-
-def _initrd(release: str, target: Path) -> None:
-    tree = CACHE / "initrd"
-    shutil.rmtree(tree, ignore_errors=True)
-    for name in ("bin", "m", "proc", "sys", "dev", "newroot"):
-        (tree / name).mkdir(parents=True)
-    shutil.copy("/bin/busybox", tree / "bin/busybox")
-    (tree / "init").write_text(INIT)
-    (tree / "init").chmod(0o755)
-    there = {path.name: path for path in (CACHE / f"kernel/lib/modules/{release}").rglob("*.ko")}
-    for module in MODULES.split():
-        if f"{module}.ko" in there:
-            shutil.copy(there[f"{module}.ko"], tree / "m")
-    packed = "find . | cpio -o -H newc --quiet | gzip -1"
-    with target.open("wb") as out:
-        subprocess.run(["sh", "-c", packed], cwd=tree, stdout=out, check=True, timeout=120)
+def accelerated() -> bool:
+    """Whether KVM can be used: /dev/kvm alone is not enough, it is there on machines whose processor cannot."""
+    words = Path("/proc/cpuinfo").read_text().split()
+    return os.access("/dev/kvm", os.W_OK) and ("vmx" in words or "svm" in words)
 
 
 def _network(vms: Vms) -> None:
@@ -294,43 +191,23 @@ def _files(vms: Vms) -> None:
     vms.cluster.write_text(yaml.safe_dump(body, sort_keys=False))
 
 
-def _start(vms: Vms, number: int, kernel: Path, image: Path, initrd: Path) -> None:
+def _start(vms: Vms, number: int, start: vmdisk.Start, disks: Sequence[Path]) -> None:
     disk = vms.folder / f"disk{number}.qcow2"
     if not disk.exists():
-        run("qemu-img", "create", "-q", "-f", "qcow2", "-b", str(image), "-F", "raw", str(disk))
-    append = f"console=ttyS0 root=/dev/vda rw spark.id={number} mitigations=off quiet systemd.show_status=0 "
-    append += (
-        "systemd.default_timeout_start_sec=600 "  # under load the usual 90 s end units that only are slow
-    )
-    append += " ".join(f"systemd.mask={unit}" for unit in QUIET_UNITS)
-    argv = ["ip", "netns", "exec", vms.namespace, "qemu-system-x86_64", "-accel", "tcg,thread=multi"]
-    argv += [
-        "-cpu",
-        "max",
-        "-machine",
-        "q35",
-        "-m",
-        str(MEMORY_MB),
-        "-smp",
-        "1",
-        "-display",
-        "none",
-        "-nodefaults",
-    ]
-    argv += [
-        "-serial",
-        f"file:{vms.folder}/vm{number}.console",
-        "-kernel",
-        str(kernel),
-        "-initrd",
-        str(initrd),
-    ]
-    argv += ["-append", append, "-drive", f"file={disk},if=virtio,cache=unsafe", "-device", "virtio-rng-pci"]
-    argv += ["-drive", f"file={vms.folder}/keys.tar,if=virtio,format=raw,readonly=on"]
-    for letter, mac, extra in (("m", "00", ""), ("r", "01", ",host_mtu=9000")):
+        run("qemu-img", "create", "-q", "-f", "qcow2", "-b", str(start.image), "-F", "raw", str(disk))
+    append = f"{BOOT_WORDS} spark.id={number} systemd.machine_id={0x5A100 + number:032x}"
+    argv = ["ip", "netns", "exec", vms.namespace, "qemu-system-x86_64", *_processor()]
+    argv += ["-m", str(MEMORY_MB), "-smp", "1", "-display", "none", "-nodefaults", "-no-user-config"]
+    argv += ["-serial", f"file:{vms.folder}/vm{number}.console"]
+    argv += ["-kernel", str(start.kernel), "-initrd", str(start.initrd), "-append", append]
+    argv += ["-drive", f"file={disk},if=virtio,cache=unsafe"]
+    for path in (vms.folder / "keys.tar", *disks):
+        argv += ["-drive", f"file={path},if=virtio,format=raw,readonly=on"]
+    for letter, mac, mbit, extra in MODES:
         argv += ["-netdev", f"tap,id={letter},ifname={letter}{number},script=no,downscript=no"]
         address = f"52:54:00:00:{mac}:0{number}"
-        argv += ["-device", f"virtio-net-pci,netdev={letter},mac={address},romfile={extra}"]
+        words = f"virtio-net-pci,netdev={letter},mac={address},speed={mbit},duplex=full,romfile={extra}"
+        argv += ["-device", words]
     with (vms.folder / f"vm{number}.log").open("wb") as log:
         started = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=os.environ
@@ -338,19 +215,7 @@ def _start(vms: Vms, number: int, kernel: Path, image: Path, initrd: Path) -> No
     state.remember(vms.folder, f"vm{number}", started.pid)
 
 
-def _await_ssh(vms: Vms, number: int) -> None:
-    deadline = time.monotonic() + BOOT_BOUND_S
-    while time.monotonic() < deadline:
-        if state.process(vms.folder, f"vm{number}") is None:
-            raise YardError(f"machine {number} ended: {(vms.folder / f'vm{number}.log').read_text()[-500:]}")
-        with network(vms.namespace):
-            try:
-                with socket.create_connection((_address(number), 22), timeout=PROBE_S) as probe:
-                    if probe.recv(4) == b"SSH-":
-                        return
-            except OSError:
-                pass
-        time.sleep(PROBE_S)
-    raise YardError(
-        f"machine {number} does not answer {BOOT_BOUND_S:.0f} s after its start; see vm{number}.console"
-    )
+def _processor() -> list[str]:
+    if accelerated():
+        return ["-machine", "q35", "-accel", "kvm", "-cpu", "host"]
+    return ["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.integration.yard import state
-from tests.integration.yard.layout import Layout
+from tests.integration.yard.layout import PORTS, Layout
 from tests.integration.yard.session import Yard
 
 BURST = "256kb"
@@ -47,12 +47,24 @@ def cut(yard: Yard, name: str, rail: int) -> None:
     """Pull the plug: both ends lose their carrier."""
     for namespace, interface in _ends(yard.layout, name, rail):
         state.run("ip", "-n", namespace, "link", "set", interface, "down")
+    _rdma(yard, name, rail, "1: DOWN", "2: Polling")
 
 
 def join(yard: Yard, name: str, rail: int) -> None:
     """Plug it in again."""
     for namespace, interface in _ends(yard.layout, name, rail):
         state.run("ip", "-n", namespace, "link", "set", interface, "up")
+    _rdma(yard, name, rail, "4: ACTIVE", "5: LinkUp")
+
+
+def _rdma(yard: Yard, name: str, rail: int, port: str, physical: str) -> None:
+    """What the port's RDMA side shows: files that `sys-facts.sh` made, which no driver changes."""
+    namespaces = {node.namespace: node.name for node in yard.layout.nodes}
+    for namespace, interface in _ends(yard.layout, name, rail):
+        if namespace in namespaces:
+            folder = f"/sys/class/infiniband/rocep1s0f{PORTS.index(interface)}/ports/1"
+            script = f"echo '{port}' >{folder}/state && echo '{physical}' >{folder}/phys_state"
+            yard.run(namespaces[namespace], "sh", "-c", script)
 
 
 def mtu(yard: Yard, name: str, rail: int, value: int) -> None:
