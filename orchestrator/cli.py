@@ -486,6 +486,7 @@ def show_lab(data: dict[str, Any]) -> None:
     out.print("try: ./start.sh status · smoke · logs -f · stop · lab --down", highlight=False)
 
 
+EVERY_S, GPU_EVERY_S, GPU_EVERY_SERVING_S = 2.0, 5.0, 30.0
 PaceOption = Annotated[float, typer.Option("--every", min=0.2, max=300.0, help="Seconds between samples.")]
 GpuPaceOption = Annotated[
     float, typer.Option("--gpu-every", min=0.0, max=300.0, help="Seconds between GPU readings; 0: none.")
@@ -502,9 +503,9 @@ GpuServingOption = Annotated[
 def top(
     replay: Annotated[Path | None, typer.Option("--replay", help="Show this events.jsonl again.")] = None,
     speed: Annotated[float, typer.Option("--speed", min=0.125, max=1024.0, help="Of the replay.")] = 1.0,
-    every: PaceOption = 2.0,
-    gpu_every: GpuPaceOption = 5.0,
-    gpu_every_serving: GpuServingOption = 30.0,
+    every: PaceOption = EVERY_S,
+    gpu_every: GpuPaceOption = GPU_EVERY_S,
+    gpu_every_serving: GpuServingOption = GPU_EVERY_SERVING_S,
     profile: ProfileOption = None,
     cluster: ClusterOption = None,
 ) -> None:
@@ -533,9 +534,9 @@ def monitor(
     record: Annotated[
         Path | None, typer.Option("--record", help="Keep every sample in this file, for top --replay.")
     ] = None,
-    every: PaceOption = 2.0,
-    gpu_every: GpuPaceOption = 5.0,
-    gpu_every_serving: GpuServingOption = 30.0,
+    every: PaceOption = EVERY_S,
+    gpu_every: GpuPaceOption = GPU_EVERY_S,
+    gpu_every_serving: GpuServingOption = GPU_EVERY_SERVING_S,
     observe_only: Annotated[
         bool, typer.Option("--observe-only", help="Look, ask canaries and tell; never restart anything.")
     ] = False,
@@ -559,6 +560,10 @@ def monitor(
     cluster: ClusterOption = None,
 ) -> None:
     """Watch the nodes, export what is seen, and keep the gang serving, until stopped."""
+    if record is not None and (install or show_unit):
+        raise typer.BadParameter(
+            "a service keeps no samples: run the monitor in the foreground for that", param_hint="--record"
+        )
     common = Common(profile, cluster)
     policy = with_canary(Policy(), canary_every, canary_bound)
     listen = watching.Listen(address, port, token_file)
@@ -575,6 +580,14 @@ def monitor(
     )
     options += ("--token-file", str(token_file.resolve())) if token_file else ()
     options += ("--observe-only",) if observe_only else ()
+    options += ("--canary-bound", f"{canary_bound:g}") if canary_bound is not None else ()
+    for name, asked, usual in (
+        ("--every", every, EVERY_S),
+        ("--gpu-every", gpu_every, GPU_EVERY_S),
+        ("--gpu-every-serving", gpu_every_serving, GPU_EVERY_SERVING_S),
+        ("--look-every", look_every, LOOK_EVERY_S),
+    ):
+        options += (name, f"{asked:g}") if asked != usual else ()
 
     def unit(session: Session) -> Unit:
         return watch_install.unit(session, common.cluster_file(), profile or session.profile.name, options)

@@ -57,6 +57,15 @@ def test_a_planted_mistake_is_told_by_the_same_check(tmp_path: Path) -> None:
     assert UNIT.name in done.stderr
 
 
+def test_every_option_of_the_monitor_is_the_units_too() -> None:
+    asked = ["--every", "10", "--look-every", "7", "--canary-bound", "30", "--observe-only"]
+    call = [sys.executable, "-m", "orchestrator", "monitor", "--profile", "lab", "--show-unit"]
+    done = subprocess.run([*call, *asked], cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("ExecStart=")]
+    for word in ("--every 10", "--look-every 7", "--canary-bound 30", "--observe-only"):
+        assert f" {word}" in line
+
+
 def test_ranks_outlive_a_monitor_that_starts_them() -> None:
     assert "KillMode=process" in replace(UNIT, around_ranks=True).text()
     assert "ProtectSystem" not in replace(UNIT, around_ranks=True).text()
