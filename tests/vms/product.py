@@ -16,17 +16,26 @@ PLACE = "/opt/checkout"
 """Where the machines see it: the disk is mounted at /opt."""
 PYTHON = "/opt/venv/bin/python"
 FOLDERS = ("orchestrator", "node_agent", "engine", "profiles")
-NOT_NEEDED = frozenset({"matplotlib", "numpy"})
-"""Only reports are made with them; they are half of all bytes."""
+NOT_NEEDED = frozenset({"matplotlib"})
+"""Only reports are made with it; what it alone needs is left out too."""
+ENGINE_PYTHON = "/opt/engine-python"
+ENGINE = """#!/bin/sh
+PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}/opt/standin" exec /opt/venv/bin/python "$@"
+"""
+"""The same Python with the stand-in engine in reach behind whatever PYTHONPATH it is given."""
+STANDIN = ROOT / "tests" / "standin_engine" / "modules"
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def disk(folder: Path) -> Path:
-    """An ext4 image below ``folder`` with `/checkout` and `/venv`, which starts the machine's own Python."""
+    """An ext4 image below ``folder`` with the checkout, the stand-in engine and a Python that finds their packages."""
     tree, image = folder / "product", folder / "product.img"
     checkout, venv = tree / "checkout", tree / "venv"
     for name in FOLDERS:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(STANDIN, tree / "standin", ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "engine-python").write_text(ENGINE)
+    (tree / "engine-python").chmod(0o755)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin/python").symlink_to(f"/usr/bin/{version}")
@@ -41,7 +50,7 @@ def disk(folder: Path) -> Path:
             shutil.copy2(path.locate(), target)
     # compiled here: under emulation that takes a minute
     compiled = [sys.executable, "-m", "compileall", "-q", "-j", "2", "--invalidation-mode", "unchecked-hash"]
-    subprocess.run([*compiled, str(checkout)], check=True, timeout=120)
+    subprocess.run([*compiled, str(checkout), str(tree / "standin")], check=True, timeout=120)
     subprocess.run([*compiled, str(packages)], check=False, timeout=300, capture_output=True)
     size_kb = int(run("du", "-sk", str(tree)).split()[0]) * 5 // 4 + 16384
     run("mke2fs", "-q", "-t", "ext4", "-d", str(tree), "-F", str(image), f"{size_kb}k", timeout_s=120)
