@@ -20,9 +20,9 @@ pytestmark = pytest.mark.unproven
 
 EXPORTS = "/etc/exports.d/sparkyard.exports"
 MOUNT = "/srv/nvme/sparkyard/share/nfs"
-SLOW_MBIT = 200
+SLOW_MBIT = 100
 """So slow that a test can step in while the image travels, eight seconds over both rails."""
-SOME_BYTES = 80 << 20
+SOME_BYTES = 40 << 20
 ARRIVE_S = 120.0
 
 
@@ -191,8 +191,8 @@ def test_a_cable_that_is_cut_and_joined_while_the_image_travels(fleet: Fleet) ->
 
 def test_a_rail_at_a_tenth_of_the_other_is_named_and_carries_less(fleet: Fleet) -> None:
     forget_image(fleet, "spark-2")
-    wire.shape(fleet.yard, "spark-1", 0, SLOW_MBIT)
-    wire.shape(fleet.yard, "spark-1", 1, SLOW_MBIT // 10)
+    wire.shape(fleet.yard, "spark-1", 0, 2 * SLOW_MBIT)
+    wire.shape(fleet.yard, "spark-1", 1, 2 * SLOW_MBIT // 10)
     fleet.events.clear()
     answer = fleet.do("build")
     unshape(fleet)

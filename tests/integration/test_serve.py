@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from node_agent.actions import containers as product
+from orchestrator.model.profile import Profile
 from tests.integration.fleet import NO_SPARKS, Fleet, deployment
 
 pytestmark = pytest.mark.unproven
@@ -21,6 +24,18 @@ KEY_FILE = "/srv/nvme/api-key"
 KEY = "sk-planted-5f1d0c7be2a94c3d"
 STRANGER = "sparkyard-first-g9-r1-spark-2"
 ROOT = "/srv/nvme/sparkyard"
+ACCOUNT = 4242
+"""Of an ordinary account, as uid and gid."""
+CAPABILITIES = """
+import os, sys
+from sparkyard_engine.engram import native
+rows = dict(line.split(":", 1) for line in open("/proc/self/status"))
+open(sys.argv[1] + "/written", "w").close()
+print(os.getuid(), *(rows[key].strip() for key in ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp")))
+print(hex(native.library().crc32c(b"123456789")))
+"""
+IPC_LOCK = 1 << 14
+"""linux/capability.h"""
 ACCEPTED = [word for check in NO_SPARKS for word in ("--ignore", check)]
 
 
@@ -134,21 +149,54 @@ def test_a_container_that_was_killed_is_named_and_up_makes_the_next_generation(f
     assert (code, said["generation"]) == (0, generation + 1)
 
 
-def test_a_start_that_fails_leaves_its_evidence_and_no_container(first: Fleet) -> None:
-    fault = f"{ROOT}/cache/fault"
-    first.yard.run("spark-2", "sh", "-c", f"echo 'die-loading 1' >{fault}")
+def test_a_new_deployment_that_fails_leaves_its_evidence_and_the_last_good_is_back_with_one_verb(
+    first: Fleet,
+) -> None:
+    """Another profile replaces the one that serves; a rank of it dies while it loads."""
+    generation = status(first)[1]["generation"]
+    body = first.profile.model_dump(mode="json", by_alias=True)
+    body["model"]["served_name"] = "another"
+    changed = replace(first, profile=Profile.model_validate(body))
+    fault = f"for home in {ROOT}/cache/*/; do echo 'die-loading 1' >$home/fault; done"
+    first.yard.run("spark-2", "sh", "-c", fault)
     try:
-        done = first.command_line("restart", "--yes", "--json", *ACCEPTED)
+        done = changed.command_line("serve", "--yes", "--json", *ACCEPTED)
     finally:
-        first.yard.run("spark-2", "rm", fault)
+        first.yard.run("spark-2", "sh", "-c", f"rm {ROOT}/cache/*/fault")
     assert done.returncode == 1, done.stderr
     failures = json.loads(done.stdout)["failures"]
     assert failures[0]["node"] == "spark-2"
     assert "rank 1" in failures[0]["message"]
+    assert "serve --last-good" in done.stderr
     assert ids(first) == {node: [] for node in MEMBERS}
     logs = list((first.cluster.parent / ".sparkyard" / "evidence").glob("*/*/engine.log"))
     assert any("injected death while loading" in log.read_text() for log in logs)
-    up(first)
+    done = changed.command_line("serve", "--last-good", "--yes", "--json", *ACCEPTED)
+    assert done.returncode == 0, done.stderr
+    assert f"as of generation {generation}" in done.stderr
+    code, said = status(first)
+    assert (code, said["generation"], said["model"]) == (0, generation + 2, first.profile.model.served_name)
+    assert {node: len(found) for node, found in ids(first).items()} == dict.fromkeys(MEMBERS, 1)
+
+
+def test_a_container_of_an_ordinary_account_has_no_capability_but_the_one_it_needs(first: Fleet) -> None:
+    """The agent of a yard is root; what it gives to another account is run by its own arguments all the same."""
+    image = containers(first, "first")["spark-2"][0]["Config"]["Image"]
+    made = f"mkdir -p {ROOT}/ordinary && chown {ACCOUNT}:{ACCOUNT} {ROOT}/ordinary"
+    first.yard.run("spark-2", "sh", "-c", made)
+    argv = product.account_arguments(ACCOUNT, ACCOUNT)
+    argv += product.run_arguments(
+        {}, image, {f"{ROOT}/ordinary": True}, {}, gpu=False, devices=(), seccomp=f"{ROOT}/seccomp.json"
+    )
+    command = ["docker", "run", "--rm", *argv, "-c", CAPABILITIES, f"{ROOT}/ordinary"]
+    said, computed = first.yard.run("spark-2", *command, timeout_s=120).splitlines()
+    uid, effective, permitted, bounding, no_new, seccomp = said.split()
+    assert (uid, no_new, seccomp) == (str(ACCOUNT), "1", "2")  # 2: filtered
+    assert int(effective, 16) | int(permitted, 16) == 0
+    assert int(bounding, 16) == IPC_LOCK
+    assert computed == hex(0xE3069283)  # CRC-32C of RFC 3720: the native reader works in it
+    assert first.yard.run("spark-2", "stat", "-c", "%u", f"{ROOT}/ordinary/written").strip() == str(ACCOUNT)
+    first.yard.run("spark-2", "rm", "-r", f"{ROOT}/ordinary")
 
 
 def test_the_key_is_nowhere_but_in_its_file(first: Fleet) -> None:
