@@ -148,7 +148,8 @@ def deployment(fleet: Fleet, name: str, members: Sequence[str], first_port: int,
     body["parallel"] = {"tp": len(members), "padding": padding.model_dump() if padding else None}
     body["ports"] |= {"api": first_port, "gate": first_port + 10, "rendezvous": first_port + 20}
     body["ports"]["api_key_file"] = key_file or None
-    body["deadlines"] |= QUICK
+    body["deadlines"] |= QUICK | {"join_s": 90, "ready_s": 90, "pack_s": 300}  # containers on two cores
+    body["band"] = None
     body["memory"] |= {"gate_bytes": 0, "floor_below_start_bytes": 1 << 40, "back_tolerance_bytes": 1 << 40}
     return Fleet(fleet.yard, Profile.model_validate(body), path)
 

@@ -1,6 +1,6 @@
 """build, share and pack on real Docker engines and OpenSSH, twice, and what goes wrong on real links.
 
-The tests of this file follow each other: each leaves the fleet as the next one wants it.
+Each test leaves the fleet with image, share and packed stores, as the next one wants it; the last one takes it back.
 """
 
 from __future__ import annotations
@@ -24,6 +24,31 @@ SLOW_MBIT = 100
 """So slow that a test can step in while the image travels, eight seconds over both rails."""
 SOME_BYTES = 40 << 20
 ARRIVE_S = 120.0
+
+
+def reached(fleet: Fleet, verb: str) -> Fleet:
+    """Plans nothing after the tests before it; reaches the state where one of them is tried alone."""
+    answer = fleet.do(verb)
+    assert answer.exit_code == 0, answer.data["failures"]
+    return fleet
+
+
+@pytest.fixture(scope="module")
+def built(fleet: Fleet) -> Fleet:
+    """The image is on every node."""
+    return reached(fleet, "build")
+
+
+@pytest.fixture(scope="module")
+def shared(built: Fleet) -> Fleet:
+    """Every node reads the checkpoint."""
+    return reached(built, "share")
+
+
+@pytest.fixture(scope="module")
+def packed(shared: Fleet) -> Fleet:
+    """Every node has its own stores."""
+    return reached(shared, "pack")
 
 
 def forget_image(fleet: Fleet, name: str) -> None:
@@ -64,6 +89,7 @@ def test_build_makes_one_image_and_every_node_gets_it(fleet: Fleet) -> None:
     assert fleet.titles(fleet.do("build")) == []
 
 
+@pytest.mark.usefixtures("built")
 def test_a_base_that_was_replaced_under_its_name_is_refused(fleet: Fleet) -> None:
     head = fleet.yard.layout.nodes[0].name
     recorded = json.loads(fleet.yard.run(head, "cat", "/srv/nvme/sparkyard/images.lock"))["images"][BASE][
@@ -86,6 +112,7 @@ def test_a_base_that_was_replaced_under_its_name_is_refused(fleet: Fleet) -> Non
     assert fleet.titles(answer)[0] == "build the image"
 
 
+@pytest.mark.usefixtures("built")
 def test_share_is_proven_and_writes_what_a_reboot_needs(fleet: Fleet) -> None:
     answer = fleet.do("share")
     assert answer.exit_code == 0, answer.data["failures"]
@@ -100,6 +127,7 @@ def test_share_is_proven_and_writes_what_a_reboot_needs(fleet: Fleet) -> None:
     assert fleet.titles(fleet.do("share")) == []
 
 
+@pytest.mark.usefixtures("shared")
 def test_pack_runs_in_the_image_on_every_node(fleet: Fleet) -> None:
     answer = fleet.do("pack")
     assert answer.exit_code == 0, answer.data["failures"]
@@ -112,6 +140,7 @@ def test_pack_runs_in_the_image_on_every_node(fleet: Fleet) -> None:
         assert fleet.yard.run(node.name, "docker", "ps", "-aq").strip() == ""
 
 
+@pytest.mark.usefixtures("packed")
 def test_the_command_line_plans_nothing_more_and_says_how_it_stands(fleet: Fleet) -> None:
     for verb in ("build", "share", "pack"):
         done = fleet.command_line("plan", verb, "--json")
@@ -122,10 +151,12 @@ def test_the_command_line_plans_nothing_more_and_says_how_it_stands(fleet: Fleet
     assert json.loads(status.stdout)["schema"].startswith("sparkyard/status/")
 
 
+@pytest.mark.usefixtures("packed")
 def test_nothing_was_predicted_wrong(fleet: Fleet) -> None:
     assert not [event for event in fleet.events if isinstance(event, events.PredictionMissed)]
 
 
+@pytest.mark.usefixtures("packed")
 def test_a_node_that_was_made_again_gets_only_what_it_lost(fleet: Fleet) -> None:
     fleet.yard.power_off("spark-3")
     answer = fleet.do("share")
@@ -141,6 +172,7 @@ def test_a_node_that_was_made_again_gets_only_what_it_lost(fleet: Fleet) -> None
     assert fleet.titles(fleet.do("pack")) == []
 
 
+@pytest.mark.usefixtures("shared")
 def test_a_server_that_went_away_is_named_and_the_share_is_healed(fleet: Fleet) -> None:
     fleet.yard.run("spark-2", "umount", "-l", MOUNT)
     problem = fleet.facts()["spark-2"].share
@@ -151,6 +183,7 @@ def test_a_server_that_went_away_is_named_and_the_share_is_healed(fleet: Fleet) 
     assert "its share is broken" in answer.data["stages"][0]["steps"][0]["why"]
 
 
+@pytest.mark.usefixtures("built")
 def test_a_full_disk_fails_alone(fleet: Fleet) -> None:
     head = fleet.yard.layout.nodes[0].name
     wanted = image.content(fleet.session().goal()[0])
@@ -171,6 +204,7 @@ def test_a_full_disk_fails_alone(fleet: Fleet) -> None:
     assert head not in {step["node"] for step in answer.data["stages"][-1]["steps"]}
 
 
+@pytest.mark.usefixtures("built")
 def test_a_cable_that_is_cut_and_joined_while_the_image_travels(fleet: Fleet) -> None:
     forget_image(fleet, "spark-2")
     for rail in (0, 1):
@@ -189,6 +223,7 @@ def test_a_cable_that_is_cut_and_joined_while_the_image_travels(fleet: Fleet) ->
     assert answer.exit_code == 0, answer.data["failures"]
 
 
+@pytest.mark.usefixtures("built")
 def test_a_rail_at_a_tenth_of_the_other_is_named_and_carries_less(fleet: Fleet) -> None:
     forget_image(fleet, "spark-2")
     wire.shape(fleet.yard, "spark-1", 0, 2 * SLOW_MBIT)
@@ -202,6 +237,7 @@ def test_a_rail_at_a_tenth_of_the_other_is_named_and_carries_less(fleet: Fleet) 
     assert any(f"spark-2: the link to {slow} is slow" in text for text in said), said
 
 
+@pytest.mark.usefixtures("built")
 def test_a_controller_that_is_killed_half_way_is_gone_on_with(fleet: Fleet) -> None:
     """The nodes go on without it; the next one joins what runs, and the image crosses each link once in all."""
     size = max(one.size_bytes for here in fleet.facts().values() if here.docker for one in here.docker.images)
@@ -223,6 +259,7 @@ def test_a_controller_that_is_killed_half_way_is_gone_on_with(fleet: Fleet) -> N
         assert wire.received_bytes(fleet.yard, name) - before[name] < 1.15 * size, (name, told)
 
 
+@pytest.mark.usefixtures("built")
 def test_a_damaged_copy_is_refused_and_prune_is_the_way_out(fleet: Fleet) -> None:
     blobs = fleet.yard.disk("spark-1") / "sparkyard/registry/docker/registry/v2/blobs/sha256"
     largest = max(blobs.glob("*/*/data"), key=lambda path: path.stat().st_size)
@@ -244,6 +281,7 @@ def test_a_damaged_copy_is_refused_and_prune_is_the_way_out(fleet: Fleet) -> Non
     assert {step["node"] for step in answer.data["stages"][-1]["steps"]} == {"spark-3"}
 
 
+@pytest.mark.usefixtures("built")
 def test_prune_shows_sizes_first_and_keeps_the_image_in_use(fleet: Fleet) -> None:
     shown = json.loads(fleet.command_line("prune", "--json").stdout)
     assert not shown["removed"]
@@ -255,6 +293,7 @@ def test_prune_shows_sizes_first_and_keeps_the_image_in_use(fleet: Fleet) -> Non
     assert fleet.titles(fleet.do("build")) == []
 
 
+@pytest.mark.usefixtures("shared")
 def test_unshare_takes_everything_back(fleet: Fleet) -> None:
     answer = fleet.do("unshare")
     assert answer.exit_code == 0, answer.data["failures"]

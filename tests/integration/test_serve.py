@@ -1,6 +1,6 @@
 """Gangs as containers of real Docker engines, with a stand-in for the engine inside the real image.
 
-Two deployments share three nodes. The tests follow each other: the first one brings both up.
+Two deployments share three nodes; each test leaves the first one serving, the last one stops both.
 """
 
 from __future__ import annotations
@@ -36,14 +36,22 @@ print(hex(native.library().crc32c(b"123456789")))
 """
 IPC_LOCK = 1 << 14
 """linux/capability.h"""
+BEFORE_A_START = (
+    "build the image",
+    "fan the image out",
+    "export the checkpoint",
+    "reach the checkpoint",
+    "pack tables and slices",
+)
 ACCEPTED = [word for check in NO_SPARKS for word in ("--ignore", check)]
 
 
 @pytest.fixture(scope="module")
 def first(fleet: Fleet) -> Iterator[Fleet]:
-    """A deployment with an API key; stopped at the end."""
+    """A deployment with an API key that serves; stopped at the end."""
     fleet.yard.run("spark-1", "sh", "-c", f"umask 077; cat >{KEY_FILE}", stdin=f"{KEY}\n")
     made = deployment(fleet, "first", MEMBERS, 31000, KEY_FILE)
+    up(made)
     yield made
     made.do("stop")
 
@@ -85,7 +93,6 @@ def up(made: Fleet) -> None:
 
 
 def test_ranks_are_containers_known_by_their_labels(first: Fleet) -> None:
-    up(first)
     code, said = status(first)
     assert code == 0, said
     for rank, node in enumerate(MEMBERS):
@@ -119,7 +126,9 @@ def test_two_deployments_never_touch_each_other_nor_a_stranger(first: Fleet, sec
     assert ids(second) == {node: [] for node in MEMBERS}
     assert ids(first) == before
     assert status(first)[0] == 0
-    up(second)
+    answer = second.do("up")
+    assert answer.exit_code == 0, answer.data["failures"]
+    assert not {*BEFORE_A_START} & {*second.titles(answer)}  # image, share and stores are there still
     other = ids(second)
     assert first.do("restart").exit_code == 0
     assert ids(second) == other
