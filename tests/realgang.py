@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from orchestrator.model.event import Event
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.sample import GangRestarted
 from orchestrator.run import observe
-from orchestrator.verbs import Answer, Session, converging
+from orchestrator.verbs import Answer, Session, converging, status
 from orchestrator.watch.bounds import Bounds, bounds
 from orchestrator.watch.guardian import PULSE_TIMEOUT_S
 from orchestrator.watch.policy import Policy
-from tests.guarded import Watched, engine, serves
+from tests.guarded import Watched, engine
 
 POLICY = Policy(
     canary_pace_s=10,
@@ -45,6 +46,16 @@ COMES_BACK_S = 900.0
 ANSWER_TIMEOUT_S = 120.0
 
 
+@dataclass(frozen=True, slots=True)
+class KilledBoot:
+    """A boot whose controller was killed wherever there is something to kill it in."""
+
+    killed: tuple[str, ...]
+    guards: frozenset[int]
+    """Those that were seen, early in the boot and late."""
+    generation: int
+
+
 class RealLab:
     """Three nodes, three ranks."""
 
@@ -54,6 +65,7 @@ class RealLab:
         self.events: list[Event] = []
         self.first: dict[str, Any] = {}
         """What the first `up` answered."""
+        self.first_boot = KilledBoot((), frozenset(), 0)
 
     def session(self) -> Session:
         return Session(self.profile, load_cluster(self.place.cluster_file), self.events.append)
@@ -74,8 +86,9 @@ class RealLab:
         return asyncio.run(go())
 
     def generation(self) -> int:
-        """The newest that a node was told of."""
-        return max(here.desired.generation for here in self.facts().values() if here.desired)
+        """The newest that a node was told of; 0 before the first."""
+        records = [here.desired for here in self.facts().values()]
+        return max((record.generation for record in records if record), default=0)
 
     def processes(self) -> list[int]:
         found = []
@@ -150,7 +163,7 @@ def restarted_once(
     assert set(found["ranks"]) <= set(ranks), found
     assert lab.generation() == before + 1
     assert lab.generate(30, 8).status_code == httpx.codes.OK
-    assert serves(lab)
+    assert asyncio.run(status(lab.session())).exit_code == 0
     return restarts[0]
 
 

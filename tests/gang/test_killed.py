@@ -13,19 +13,7 @@ from orchestrator.lab import nodes
 from orchestrator.lab.place import NODES
 from orchestrator.watch.verdict import State
 from tests.guarded import engine, guard, serves
-from tests.realgang import BOUNDS, RealLab, headline, kept, restarted_once, scheduler, watched
-
-
-def test_a_killed_rank(serving: RealLab, tmp_path: Path) -> None:
-    victim = scheduler(serving, 1)
-    restarted_once(
-        watched(serving, tmp_path),
-        victim.kill,
-        verdict="dead rank: spark-2: rank 1 ended",
-        within_s=BOUNDS.dead_s,
-        cause="killed",
-        ranks=[1],
-    )
+from tests.realgang import BOUNDS, RealLab, headline, kept, restarted_once, watched
 
 
 def test_a_killed_guard(serving: RealLab, tmp_path: Path) -> None:

@@ -1,16 +1,26 @@
-"""A rank whose process is stopped stops all others: it is named, and the gang comes back once."""
+"""A rank whose process is stopped stops all others: it is named, and the gang comes back once.
+
+A gang that somebody stops stays stopped: the last of all tests here, so that nothing has to be started after it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import time
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.realgang import BOUNDS, RealLab, restarted_once, scheduler, watched
+from tests.controllers import NEWS_S, Log, monitor, started
+from tests.realgang import BOUNDS, RealLab, restarted_once, scheduler, until, watched
+from tests.standin_engine.lab import ROOT
 
 pytestmark = pytest.mark.unproven
+STOP_S = 300.0
+STILL_S = 20.0
+"""So long nothing may be started again: many looks."""
 
 
 def test_a_rank_stopped_while_idle(serving: RealLab, tmp_path: Path) -> None:
@@ -55,3 +65,26 @@ def test_a_rank_stopped_while_generating(serving: RealLab, tmp_path: Path) -> No
     )
     assert lost
     assert lost != ["200"]
+
+
+def test_stop_during_the_monitor_stays_stopped(serving: RealLab) -> None:
+    lab, log = serving, Log(serving)
+    with started(lab, *monitor()) as process:
+        until(lambda: log.said("gang: idle"), NEWS_S, "the monitor finds the gang well")
+        done = subprocess.run(
+            lab.command("stop", "--json"),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=STOP_S,
+        )
+        assert done.returncode == 0, done.stdout
+        assert not [r for here in lab.facts().values() for r in here.ranks if r.alive]
+        until(lambda: log.said("gang: stopped"), NEWS_S, "the monitor sees that it is stopped")
+        time.sleep(STILL_S)
+        assert process.poll() is None
+    assert not log.said("restart: ")
+    facts = lab.facts()
+    assert not [r for here in facts.values() for r in here.ranks if r.alive]
+    assert {here.desired.state for here in facts.values() if here.desired} == {"stopped"}
