@@ -195,6 +195,10 @@ def _canary(policy: Policy, target: Target, memory: Memory, seen: Seen) -> tuple
         return memory, Nothing()
     quiet_s = seen.at_s - memory.life_s
     waiting = seen.engine is not None and seen.engine.running > 0 and quiet_s >= 2 * policy.recheck_s
-    if seen.at_s < memory.canary_due_s and not waiting:
+    # a canary tells a node whose network is gone from one that is gone itself
+    unsure = bool(seen.silent) and max(memory.life_s, memory.canary_seen_s) <= seen.at_s - _silent_s(
+        memory, seen
+    )
+    if seen.at_s < memory.canary_due_s and not waiting and not unsure:
         return memory, Nothing()
     return replace(memory, canary_asked_s=seen.at_s), AskCanary(policy.canary_s)

@@ -182,7 +182,8 @@ class Guardian:
     def _tell(self, verdict: Verdict) -> None:
         """A change of state is news; so is another reason, unless it is only another number of seconds."""
         before, self.verdict = self.verdict, verdict
-        if before is not None and before.state is verdict.state and before.nodes == verdict.nodes:
+        known = (before.state, before.nodes, before.aspect) if before is not None else None
+        if known == (verdict.state, verdict.nodes, verdict.aspect):
             return
         if before is not None and before.state in QUIET and verdict.state in QUIET:
             return

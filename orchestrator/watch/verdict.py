@@ -50,6 +50,8 @@ class Verdict:
     state: State
     nodes: tuple[str, ...] = ()
     why: str = ""
+    aspect: str = ""
+    """What was found out about it since: another one is news, another number of seconds in `why` is not."""
 
 
 def judge(
@@ -81,7 +83,7 @@ def judge(
         return at_s - since[key] if key in since else -1.0
 
     if seen.silent:
-        return memory, _unreachable(memory, seen, since)
+        return memory, _unreachable(target, memory, seen, since)
     if not ranks:
         why = f"no rank of generation {generation} is there; it shall serve"
         return memory, Verdict(State.DOWN if holds_for("dead") >= policy.settle_s else State.SUSPECT, (), why)
@@ -104,16 +106,23 @@ def judge(
     return memory, _alive(policy, memory, seen, {name: rank for name, rank in ranks.items() if rank})
 
 
-def _unreachable(memory: Memory, seen: Seen, since: Mapping[str, float]) -> Verdict:
+def _unreachable(target: Target, memory: Memory, seen: Seen, since: Mapping[str, float]) -> Verdict:
     names = tuple(sorted(seen.silent))
     gone_s = min(since[f"silent {name}"] for name in names)
     what = "; ".join(f"{name}: {seen.silent[name]}" for name in names)
     if memory.life_s > gone_s:
-        ago_s = seen.at_s - memory.life_s
-        why = f"{what}; its rank works: a token went through all ranks {ago_s:.0f} s ago (network or SSH, not the host)"
+        aspect, ago_s = "network", seen.at_s - memory.life_s
+        found = (
+            f"its rank works: a token went through all ranks {ago_s:.0f} s ago (network or SSH, not the host)"
+        )
+    elif target.nodes[0] in names:
+        aspect, found = "head", "it is the head: whether the ranks work cannot be asked"
+    elif memory.canary_seen_s > gone_s:
+        aspect = "host"
+        found = "no token went through all ranks since: the host or its links. A restart needs every node"
     else:
-        why = f"{what}; no token went through all ranks since: the host or its links. A restart needs every node"
-    return Verdict(State.UNREACHABLE, names, why)
+        aspect, found = "unknown", "whether its rank works is asked now"
+    return Verdict(State.UNREACHABLE, names, f"{what}; {found}", aspect)
 
 
 def _why_dead(seen: Seen, ranks: Mapping[str, RankSeen | None], missing: list[str]) -> str:

@@ -59,9 +59,12 @@ def test_a_killed_ssh_server_restarts_nothing(serving: RealLab, tmp_path: Path) 
     def is_kept() -> bool:
         return any(text.startswith("evidence of the nodes that answer") for text in watch.said())
 
+    def is_told_from_a_dead_host() -> bool:
+        return any("node unreachable: spark-2" in text and "not the host" in text for text in watch.said())
+
     async def kill_and_mend() -> None:
         server.kill()
-        while not (named() and is_kept()):
+        while not (named() and is_kept() and is_told_from_a_dead_host()):
             await asyncio.sleep(0.2)
         answered.append((await asyncio.to_thread(serving.generate, 30, 8)).status_code)
         await asyncio.to_thread(nodes.up, serving.place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.lab import nodes
+from orchestrator.lab.place import NODES
 from orchestrator.model.sample import BreakerMoved
 from orchestrator.verbs import converging
 from orchestrator.watch.maintenance import maintain
 from orchestrator.watch.policy import Policy
+from orchestrator.watch.verdict import State
 from tests.guarded import Watched, engine, guard, serves
 from tests.standin_engine.lab import StandinLab
 
@@ -59,6 +63,25 @@ def test_a_stopped_process_is_named(lab: StandinLab, tmp_path: Path) -> None:
     watched.run(watched.serves_again, then=lambda: os.kill(victim.pid, signal.SIGSTOP))
     assert len(watched.restarts()) == 1
     assert watched.restarts()[0].why.startswith("hung: spark-2: 1 of")
+    assert serves(lab)
+
+
+def test_a_killed_ssh_server_is_told_from_a_dead_host(lab: StandinLab, tmp_path: Path) -> None:
+    """Its rank goes on serving: that is found out by a canary, and nothing is restarted."""
+    watched = Watched(lab, tmp_path, FAST, bound_s=BOUND_S)
+
+    def told(what: str) -> bool:
+        return any("node unreachable: spark-2" in text and what in text for text in watched.said())
+
+    async def kill_and_mend() -> None:
+        os.kill(json.loads((lab.place.server(NODES[1]) / "pid.json").read_text())["pid"], signal.SIGKILL)
+        while not told("network or SSH, not the host"):
+            await asyncio.sleep(0.1)
+        await asyncio.to_thread(nodes.up, lab.place)
+
+    watched.run(lambda: watched.verdict() in {State.IDLE, State.BUSY}, then=kill_and_mend)
+    assert not told("the host or its links")
+    assert watched.restarts() == []
     assert serves(lab)
 
 

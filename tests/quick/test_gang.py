@@ -89,7 +89,11 @@ MUTATIONS = {
         "                life_s=seen.at_s,\n                failed_canaries=0,\n",
         "                life_s=memory.life_s,\n",
     ),
-    "never asks a canary": (gang, "if seen.at_s < memory.canary_due_s and not waiting:", "if True:"),
+    "never asks a canary": (
+        gang,
+        "if seen.at_s < memory.canary_due_s and not waiting and not unsure:",
+        "if True:",
+    ),
     "one canary is enough": (
         verdict,
         "memory.failed_canaries >= policy.hang_canaries",
@@ -193,6 +197,28 @@ def test_a_node_that_stays_silent_leaves_evidence_once_and_a_flap_none() -> None
     for look in flapping:
         memory, _, decision = gang.step(Policy(), TARGET, memory, look)
         assert not isinstance(decision, KeepEvidence)
+
+
+def test_a_node_whose_rank_works_is_told_from_one_that_is_gone() -> None:
+    """A canary is asked at once; until it ends nothing is claimed about the host."""
+
+    def told(name: str, canary: CanarySeen | None) -> list[tuple[object, str]]:
+        world, memory, found = GangWorld(1), Memory(), []
+        first = CanarySeen(5.0, 5.5, True)
+        left = {other: node for other, node in world.look().nodes.items() if other != name}
+        looks = [at(world, 0.0), at(world, 10.0, canary=first)]
+        looks += [at(world, 20.0 + more, nodes=left, silent={name: "gone"}, canary=first) for more in (0, 5)]
+        looks += [replace(looks[-1], at_s=30.0 + more, canary=canary or first) for more in (0, 5)]
+        for look in looks:
+            memory, verdict, decision = gang.step(Policy(), TARGET, memory, look)
+            found.append((decision, verdict.aspect))
+        return found[2:]
+
+    asked, out = (AskCanary(60.0), "unknown"), (Nothing(), "unknown")
+    assert told("spark-2", None) == [asked, out, out, out]
+    assert told("spark-2", CanarySeen(20.0, 21.0, True)) == [asked, out, *[(Nothing(), "network")] * 2]
+    assert told("spark-2", CanarySeen(20.0, 29.0, False)) == [asked, out, *[(Nothing(), "host")] * 2]
+    assert told("spark-1", None) == [(Nothing(), "head")] * 4
 
 
 def test_memory_that_gets_short_is_said_and_nothing_is_done() -> None:
