@@ -43,7 +43,7 @@ LOOK_EVERY_S = 2.0
 BOUNDS: Bounds = bounds(POLICY, LOOK_EVERY_S + PULSE_TIMEOUT_S)
 COMES_BACK_S = 900.0
 """Noticing it, ending the gang, a boot, canary and smoke: 70 s on two cores; a bound against a hang."""
-ANSWER_TIMEOUT_S = 120.0
+ANSWER_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
