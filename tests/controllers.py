@@ -75,41 +75,50 @@ def phase(lab: RealLab, generation: int, rank: int = 0) -> str:
         return ""
 
 
-POINTS = ("desired", "workers", "head", "starting", "gate", "loading", "canary", "smoke")
+POINTS = ("desired", "workers", "head", "starting", "joined", "loading", "canary", "smoke")
+"""Stages of a start, and phases of rank 0 within them."""
 
 
 def boot_under_kills(lab: RealLab) -> KilledBoot:
-    """`up` on a lab that is stopped; at every point it is killed and started again.
+    """`up` on a lab that is stopped, and `serve` after it; each is killed at the next of the points that it comes to.
 
     At the end the controller is dead, and its boot is as good as done.
     """
     generation = lab.generation() + 1
-    reached: dict[str, Callable[[Log], bool]] = {
-        "desired": lambda log: any(title.startswith("desired") for title in log.stages()),
-        "workers": lambda log: "start the workers" in log.stages(),
-        "head": lambda log: "start the head" in log.stages(),
-        "starting": lambda log: bool(log.stages()) and phase(lab, generation) == "starting",
-        "gate": lambda log: any(title.startswith("open the launch gate") for title in log.stages()),
-        "loading": lambda log: bool(log.stages()) and phase(lab, generation) in {"loading", "kv", "graphs"},
-        "canary": lambda log: "ask the canary" in log.stages(),
-        "smoke": lambda log: "smoke the API" in log.stages(),
-    }
-    killed: list[str] = []
+    left, killed = list(POINTS), list[str]()
     guards: set[int] = set()
-    for name in POINTS:
+    while left:
         log = Log(lab)
-        with started(lab, "up", "--yes", "--json") as process:
-            over = partial(_ended_or, process, partial(reached[name], log))
-            until(over, COMES_BACK_S, f"the boot comes to {name}")
-            if process.poll() is None:
-                kill(process)
-                killed.append(f"{name} in phase {phase(lab, generation) or 'none'}")
-            else:
-                assert process.returncode == 0, log.last()
-        if name in {"starting", "smoke"}:
+        with started(lab, "serve" if killed else "up", "--yes", "--json") as process:
+            over = partial(_ended_or_at, process, partial(_reached, lab, log, generation, left))
+            until(over, COMES_BACK_S, f"the boot comes to {' or '.join(left)}")
+            name = next(iter(_reached(lab, log, generation, left)), "")
+            if not name:
+                assert process.wait() == 0, log.last()
+                break
+            kill(process)
+        killed.append(f"{name} in phase {phase(lab, generation) or 'none'}")
+        del left[: left.index(name) + 1]
+        if name not in POINTS[:3]:
             guards |= {guard(lab, rank).pid for rank in range(3)}
     return KilledBoot(tuple(killed), frozenset(guards), generation)
 
 
-def _ended_or(process: subprocess.Popen[bytes], reached: Callable[[], bool]) -> bool:
-    return process.poll() is not None or reached()
+def _reached(lab: RealLab, log: Log, generation: int, left: list[str]) -> list[str]:
+    """Those points where the controller that writes this log is now, or was already."""
+    stages, now = log.stages(), phase(lab, generation)
+    holds = {
+        "desired": any(title.startswith("desired") for title in stages),
+        "workers": "start the workers" in stages,
+        "head": "start the head" in stages,
+        "starting": bool(stages) and now == "starting",
+        "joined": bool(stages) and now == "joined",  # before it opens the gate, mostly
+        "loading": bool(stages) and now in {"loading", "kv", "graphs"},
+        "canary": "ask the canary" in stages,
+        "smoke": "smoke the API" in stages,
+    }
+    return [name for name in left if holds[name]]
+
+
+def _ended_or_at(process: subprocess.Popen[bytes], reached: Callable[[], list[str]]) -> bool:
+    return process.poll() is not None or bool(reached())
