@@ -9,12 +9,10 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests import hog
 from tests.realgang import BOUNDS, RealLab, restarted_once, watched
 
-pytestmark = pytest.mark.unproven
 HOG_S = 120.0
 
 

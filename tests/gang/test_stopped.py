@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.controllers import NEWS_S, Log, monitor, started
 from tests.realgang import BOUNDS, RealLab, restarted_once, scheduler, until, watched
 from tests.standin_engine.lab import ROOT
 
-pytestmark = pytest.mark.unproven
 STOP_S = 300.0
 STILL_S = 20.0
 """So long nothing may be started again: many looks."""
