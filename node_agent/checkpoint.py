@@ -56,7 +56,7 @@ def facts(path: Path) -> dict[str, Any]:
     found["index_sha256"] = hashlib.sha256(data).hexdigest()
     found["shards"] = len(shards)
     total = 0
-    root = os.path.realpath(text.split(os.path.realpath(path))[0])
+    root = shared_root(path)
     for name in shards:
         if not is_plain(name):
             found["problems"].append(f"{index_path}: shard name {name!r} is not a plain file name"[:500])
@@ -82,6 +82,18 @@ def is_plain(name: Any) -> bool:
         and name[0] != "."
         and "/" not in name
     )
+
+
+def shared_root(path: Path) -> str:
+    """The folder that holds all files of the checkpoint at ``path``: itself, or of a cache's snapshot its repository.
+
+    On a client the repository is what is mounted, under a name that does not say so.
+    """
+    real = Path(os.path.realpath(path))
+    repository = real.parent.parent
+    if real.parent.name == "snapshots" and repository.name and os.path.ismount(repository):
+        return str(repository)
+    return text.split(str(real))[0]
 
 
 def _inside(path: Path, root: str) -> Path:

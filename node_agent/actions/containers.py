@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from node_agent import checkpoint
 from node_agent.docker import ASK_TIMEOUT_S, docker, lines
 from node_agent.home import Home
 from node_agent.image import kernels
 from node_agent.image.identity import KERNELS_LABEL
-from node_agent.nfs import text
 from node_agent.wire import Refused
 
 DEPLOYMENT, GENERATION, RANK, SPEC = (
@@ -170,7 +170,7 @@ def checkpoint_folder(home: Home) -> str:
 
 def checkpoint_root(home: Home) -> str:
     """The folder to show to a container: a snapshot of a cache links to blobs beside it."""
-    return text.split(checkpoint_folder(home))[0]
+    return checkpoint.shared_root(Path(checkpoint_folder(home)))
 
 
 def key(args: dict[str, Any]) -> tuple[str, int, int]:

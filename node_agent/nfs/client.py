@@ -16,6 +16,7 @@ from node_agent.wire import Refused
 MOUNT_TIMEOUT_S = 90.0
 ALIVE_TIMEOUT_S = 10.0
 """A healthy mount answers in under 10 ms, a busy server in seconds; with a `hard` mount a lost one never does."""
+UNMOUNT_TIMEOUT_S = 10.0
 FSTAB = Path("/etc/fstab")
 
 
@@ -58,11 +59,11 @@ def attach(home: Home, server: str, root: str, options: str) -> list[str]:
     point, source = mount_point(home), f"{server}:{root}"
     asked = text.parse_options(options)
     there = current(home)
-    if there is not None and (
-        there.source != source or problem(home) or text.fallbacks(asked, there, server)
-    ):
-        _unmount(point)
-        there = None
+    if there is not None:
+        why = problem(home)
+        if why or there.source != source or text.fallbacks(asked, there, server):
+            _unmount(point, gone=bool(why))
+            there = None
     notes = []
     if not privileged.is_root():
         rights.enrolled_mount(rights.fstab_line(server, root, options))
@@ -90,7 +91,7 @@ def attach(home: Home, server: str, root: str, options: str) -> list[str]:
 def detach(home: Home) -> None:
     """Unmount and forget, now and after a reboot. Fine when nothing is mounted."""
     if current(home) is not None:
-        _unmount(mount_point(home))
+        _unmount(mount_point(home), gone=bool(problem(home)))
     if not privileged.is_root():
         return  # place and line belong to the enrolment
     _fstab(text.without_ours)
@@ -119,14 +120,16 @@ def _mount(source: str, point: Path, options: str) -> None:
         privileged.run(*rights.mount(str(point)), timeout_s=MOUNT_TIMEOUT_S)
 
 
-def _unmount(point: Path) -> None:
-    """Also when the server is gone: a lazy unmount takes the name away at once."""
+def _unmount(point: Path, *, gone: bool) -> None:
+    """Take the name away. Of a server that is ``gone`` lazily at once: umount would ask it, and may never come back."""
     try:
-        privileged.run(*rights.unmount(str(point)), timeout_s=10.0)
+        privileged.run(*rights.unmount(str(point), lazy=gone), timeout_s=UNMOUNT_TIMEOUT_S)
     except privileged.NotAllowedError:
         raise
     except Refused:
-        privileged.run(*rights.unmount(str(point), lazy=True), timeout_s=10.0)
+        if gone:
+            raise
+        privileged.run(*rights.unmount(str(point), lazy=True), timeout_s=UNMOUNT_TIMEOUT_S)
 
 
 def _fstab(change: Callable[[str], str]) -> None:

@@ -15,7 +15,7 @@ from orchestrator.model.event import Event, StepDone
 from orchestrator.model.facts import ClusterFacts
 from orchestrator.model.profile import Profile
 from orchestrator.run import observe
-from orchestrator.verbs import Answer, Session, converging
+from orchestrator.verbs import LEDGER, Answer, Session, converging
 from sparkyard_engine.engram.hashing import Layout
 from tests.engram_checkpoint import write_checkpoint
 from tests.integration.fleet import NO_SPARKS
@@ -30,6 +30,8 @@ MOUNT = "/srv/sparkyard/share/nfs"
 NAMES = ("spark-1", "spark-2")
 BELOW_START_BYTES = 320 << 20
 """A rank of the stand-in engine takes 60 MB of a machine's 1 GiB."""
+NO_MEMORY = (*NO_SPARKS, LEDGER)
+"""And the ledgers are right to refuse a machine with 1 GiB."""
 BOUND_S = 240
 """Of each phase of a start: an emulated Python needs 10 s for what takes 0.5 s otherwise."""
 
@@ -55,7 +57,7 @@ class Machines:
     def session(self) -> Session:
         """As the command line makes one, but strict about predictions."""
         cluster = load_cluster(self.vms.cluster)
-        return Session(self.profile(), cluster, self.events.append, strict_conformance=True, ignore=NO_SPARKS)
+        return Session(self.profile(), cluster, self.events.append, strict_conformance=True, ignore=NO_MEMORY)
 
     def do(self, verb: str) -> Answer:
         """Run a converging verb from the controller's network."""

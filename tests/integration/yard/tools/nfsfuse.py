@@ -18,6 +18,8 @@ LIBRARY = ctypes.CDLL("libnfs.so.13")
 LIBRARY.nfs_init_context.restype = ctypes.c_void_p
 LIBRARY.nfs_get_error.restype = ctypes.c_char_p
 LIBRARY.nfs_readdir.restype = ctypes.c_void_p
+TIMEOUT_MS = 15_000
+"""A kernel's client waits for ever and can be killed; who waits for FUSE cannot. Longer than the product's patience."""
 STAT_WORDS = (
     "dev ino mode nlink uid gid rdev size blksize blocks atime mtime ctime atime_ns mtime_ns ctime_ns used"
 )
@@ -57,6 +59,7 @@ class Remote(Operations):
         self._life += 1
         self._context = ctypes.c_void_p(LIBRARY.nfs_init_context())
         LIBRARY.nfs_set_version(self._context, 4)
+        LIBRARY.nfs_set_timeout(self._context, TIMEOUT_MS)
         if LIBRARY.nfs_mount(self._context, self._host.encode(), self._export.encode()):
             sys.stderr.write(f"mount.nfs4: {LIBRARY.nfs_get_error(self._context).decode()}\n")
             raise FuseOSError(errno.EIO)
