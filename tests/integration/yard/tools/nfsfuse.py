@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import os
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -43,7 +45,8 @@ class Remote(Operations):
 
     libnfs does not renew the client's lease: after a quiet minute the server has forgotten it, and libnfs says
     ERANGE for that; a server that was restarted is EIO. As a kernel would, it then says hello again and opens again
-    what is open.
+    what is open. Its own name for a client is made of the process id and the second: two nodes that mount side by side
+    may have the same, and the server takes one for the other.
     """
 
     def __init__(self, host: str, export: str) -> None:
@@ -60,6 +63,8 @@ class Remote(Operations):
         self._context = ctypes.c_void_p(LIBRARY.nfs_init_context())
         LIBRARY.nfs_set_version(self._context, 4)
         LIBRARY.nfs_set_timeout(self._context, TIMEOUT_MS)
+        name = f"{socket.gethostname()} {os.urandom(8).hex()}"
+        LIBRARY.nfs4_set_client_name(self._context, name.encode())
         if LIBRARY.nfs_mount(self._context, self._host.encode(), self._export.encode()):
             sys.stderr.write(f"mount.nfs4: {LIBRARY.nfs_get_error(self._context).decode()}\n")
             raise FuseOSError(errno.EIO)
