@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.watch import gang, seen, verdict
+from orchestrator.watch.bounds import bounds
 from orchestrator.watch.gang import AskCanary, GiveUp, KeepEvidence, Nothing, Revive
+from orchestrator.watch.guardian import PULSE_TIMEOUT_S
+from orchestrator.watch.keep import LOOK_EVERY_S
 from orchestrator.watch.policy import Memory, Policy
 from orchestrator.watch.seen import BootSeen, CanarySeen, EngineSeen, Seen
 from orchestrator.watch.verdict import State
@@ -219,6 +222,14 @@ def test_a_node_whose_rank_works_is_told_from_one_that_is_gone() -> None:
     assert told("spark-2", CanarySeen(20.0, 21.0, True)) == [asked, out, *[(Nothing(), "network")] * 2]
     assert told("spark-2", CanarySeen(20.0, 29.0, False)) == [asked, out, *[(Nothing(), "host")] * 2]
     assert told("spark-1", None) == [(Nothing(), "head")] * 4
+
+
+def test_the_page_states_the_bounds_of_the_shipped_policy() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "watch.md").read_text(encoding="utf-8")
+    answering, worst = bounds(Policy(), LOOK_EVERY_S), bounds(Policy(), LOOK_EVERY_S + PULSE_TIMEOUT_S)
+    for what in fields(answering):
+        stated = f"| {getattr(answering, what.name):.0f} s | {getattr(worst, what.name):.0f} s |"
+        assert stated in page, f"{what.name}: {stated}"
 
 
 def test_memory_that_gets_short_is_said_and_nothing_is_done() -> None:
