@@ -17,11 +17,12 @@ from tests.guarded import Watched, serves
 from tests.realgang import COMES_BACK_S, RealLab
 
 pytestmark = pytest.mark.unproven
-SOAK_S = float(os.environ.get("SPARKYARD_SOAK_S", "120"))
+SOAK_S = float(os.environ.get("SPARKYARD_SOAK_S", "60"))
 """1200 for the full length."""
-LONG_WORDS = 1500
+LONG_WORDS = 720
+"""1900 tokens of the 2048 that the lab's model has positions for."""
 TOGETHER = 3
-"""Prompts of this length that are read at one time: 70 chunks."""
+"""Prompts of this length that are read at one time: 90 chunks."""
 GAPS_S = (1.0, 7.0, 25.0)
 
 
@@ -41,6 +42,7 @@ def test_nothing_is_restarted_in_a_soak_of_long_prefills_and_idle_gaps(
         while time.monotonic() < end:
             asked = (asyncio.to_thread(serving.generate, LONG_WORDS, 16) for _ in range(TOGETHER))
             for answer in await asyncio.gather(*asked):
+                assert answer.status_code == httpx.codes.OK, answer.text
                 done.append(answer.status_code)
                 prompt_tokens += answer.json().get("usage", {}).get("prompt_tokens", 0)
             await asyncio.sleep(GAPS_S[len(done) // TOGETHER % len(GAPS_S)])
@@ -50,8 +52,7 @@ def test_nothing_is_restarted_in_a_soak_of_long_prefills_and_idle_gaps(
     print(
         f"{len(done)} prompts, {prompt_tokens} tokens, {len(canaries)} canaries in {SOAK_S:.0f} s: {watch.said()}"
     )
-    assert set(done) == {httpx.codes.OK}
-    assert prompt_tokens / len(done) > LONG_WORDS / 2
+    assert prompt_tokens / len(done) > LONG_WORDS
     assert any(canary.ok for canary in canaries)
     assert watch.restarts() == []
     assert not any("hung" in text or "dead" in text for text in watch.said())
