@@ -7,7 +7,6 @@ import time
 
 import httpx
 import psutil
-import pytest
 
 from orchestrator.verbs import events_path
 from orchestrator.watch.bounds import bounds
@@ -17,7 +16,6 @@ from tests.controllers import LOOK_S, NEWS_S, POINTS, Log, kill, monitor, phase,
 from tests.guarded import guard, serves
 from tests.realgang import COMES_BACK_S, RealLab, headline, kept, scheduler, until
 
-pytestmark = pytest.mark.unproven
 SHIPPED = bounds(Policy(), LOOK_S + PULSE_TIMEOUT_S)
 
 
