@@ -19,8 +19,8 @@ MARK_FILE = "rank.json"
 """The rank spec: what the mark of a rank's processes names, in the folder that they are started in."""
 VARIABLE = re.compile(rb"[A-Za-z_][A-Za-z0-9_]*=")
 """What a whole environment begins with."""
-RECORDED_TIMEOUT_S = 15.0
-"""A Python start on a busy node takes 0.1 to 2 s."""
+RECORDED_TIMEOUT_S = 60.0
+"""A Python start on a busy node takes 0.1 to 2 s, on an emulated processor 20 s; one that ends is noticed at once."""
 
 
 def boot_id() -> str:

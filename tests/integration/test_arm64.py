@@ -20,8 +20,6 @@ from orchestrator.run import converge
 from tests.integration.fleet import Fleet, base_image
 from tests.integration.yard.session import network
 
-pytestmark = pytest.mark.unproven
-
 BASE = "sparkyard-test/base-arm64:1"
 PLATFORM = "linux/arm64"
 CONTENT = "a" * 64

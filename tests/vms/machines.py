@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import time
 from dataclasses import dataclass, field
@@ -27,13 +28,19 @@ OWNER = 1234
 REPOSITORY = "/home/owner/hub/models--sparkyard--lab"
 SNAPSHOT = f"{REPOSITORY}/snapshots/abc"
 MOUNT = "/srv/sparkyard/share/nfs"
+UNIT = "sparkyard-monitor-lab.service"
 NAMES = ("spark-1", "spark-2")
-BELOW_START_BYTES = 320 << 20
-"""A rank of the stand-in engine takes 60 MB of a machine's 1 GiB."""
+BELOW_START_BYTES = 480 << 20
+"""A rank of the stand-in engine takes 60 MB of 1.5 GB, the monitor and its agents 200 MB."""
 NO_MEMORY = (*NO_SPARKS, LEDGER)
-"""And the ledgers are right to refuse a machine with 1 GiB."""
+"""And the ledgers are right to refuse a machine with 1.5 GB."""
 BOUND_S = 240
 """Of each phase of a start: an emulated Python needs 10 s for what takes 0.5 s otherwise."""
+
+
+def patient() -> bool:
+    """Whether what loads the whole of sparkyard inside of the machines runs: emulated that takes ten minutes."""
+    return vms.accelerated() or os.environ.get("SPARKYARD_EMULATE") == "1"
 
 
 @dataclass

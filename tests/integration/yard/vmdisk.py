@@ -29,7 +29,17 @@ ROOT_MODULES = (
     "virtio_net",
 )
 """What the kernel needs to find its disk and its network; their needs are added."""
-MODULES = ("nfsd", "nfsv4", "rpcrdma", "rdma_rxe", "ib_uverbs", "rdma_ucm", "autofs4", "sch_tbf")
+MODULES = (
+    "nfsd",
+    "nfsv4",
+    "rpcrdma",
+    "rdma_rxe",
+    "crc32_generic",
+    "ib_uverbs",
+    "rdma_ucm",
+    "autofs4",
+    "sch_tbf",
+)
 """What the tests need later; of 4,000 modules that the kernel's package has."""
 DISK = "1500M"
 MASKED = (

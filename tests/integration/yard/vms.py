@@ -19,7 +19,7 @@ from tests.integration.yard import state, vmdisk
 from tests.integration.yard.layout import CONTROLLER_ADDRESS
 from tests.integration.yard.state import YardError, run
 
-MEMORY_MB = 1024
+MEMORY_MB = 1536
 BOOT_BOUND_S = 300.0
 """A boot takes 20 s under emulation on an idle machine, 3 s with KVM."""
 COUNT = 2
