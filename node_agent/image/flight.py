@@ -251,7 +251,9 @@ class Flights:
                 if flight.path == path and flight.can_serve(index):
                     return flight
             self._sweep(self.MAX - 1)
-            made = Flight(path, size, index, self._lanes)
+            # A node behind asks for its first pieces side by side, and they come in any order: whichever is first opens
+            # the object at its beginning, or another flight would be needed for the pieces before it.
+            made = Flight(path, size, 0 if index <= AHEAD_CHUNKS else index, self._lanes)
             self._flying.append(made)
             large = sum(flight.is_large for flight in self._flying)
             for flight in self._flying:

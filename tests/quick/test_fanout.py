@@ -183,6 +183,17 @@ def test_three_nodes_in_a_chain_read_at_once_and_the_head_sends_once() -> None:
         assert [relay.bytes_in >= len(DATA) for relay, _ in nodes] == [True] * 3
 
 
+def test_first_pieces_that_are_asked_for_in_any_order_cost_one_transfer() -> None:
+    """What a node behind does with two lanes a rail."""
+    with _origin({BLOB: DATA}) as (port, origin), _chain(port, 1) as nodes:
+        for begin in (2, 1, 3, 0):
+            assert (
+                _get(nodes[0][1], BLOB, {"Range": f"bytes={begin * CHUNK_BYTES}-"})[1]
+                == DATA[begin * CHUNK_BYTES :]
+            )
+        assert origin.sent[0] == len(DATA)
+
+
 @pytest.mark.parametrize("begin", [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 77, len(DATA) - 1])
 def test_a_reader_goes_on_where_it_stopped(begin: int) -> None:
     with _origin({BLOB: DATA}) as (port, _), _chain(port, 1) as nodes:

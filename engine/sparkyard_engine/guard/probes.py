@@ -83,7 +83,9 @@ def is_ours(port: int) -> bool:
     """Whether a descendant of this process listens on the port."""
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            for found in process.net_connections("tcp"):
+            # psutil 6 renamed it; an image with its own SGLang, and Debian 12, may have an older one
+            connections = getattr(process, "net_connections", None) or process.connections
+            for found in connections("tcp"):
                 if found.status == psutil.CONN_LISTEN and found.laddr.port == port:
                     return True
     return False
