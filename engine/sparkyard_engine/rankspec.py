@@ -42,11 +42,15 @@ class RankSpec:
     plugin: Mapping[str, Any]
 
 
+LEAST_FLOOR_BYTES = 256 << 20
+"""A host that had less than the profile's distance to begin with still has a floor: below this it stands still."""
+
+
 def floor_bytes(spec: RankSpec, available_at_start_bytes: int) -> int:
     """MemAvailable below which the engine ends."""
     if spec.memory_floor_bytes is not None:
         return spec.memory_floor_bytes
-    return max(0, available_at_start_bytes - (spec.memory_floor_below_start_bytes or 0))
+    return max(LEAST_FLOOR_BYTES, available_at_start_bytes - (spec.memory_floor_below_start_bytes or 0))
 
 
 def identity_of(value: Mapping[str, Any]) -> str:

@@ -100,7 +100,7 @@ class Memory(Frozen):
     floor_bytes: int | None = Field(default=None, ge=0)
     """The guard kills the engine below this; empty: see `floor_below_start_bytes`."""
     floor_below_start_bytes: int | None = Field(default=None, ge=0)
-    """The floor is MemAvailable before the boot minus this (the lab, where other programs share the host)."""
+    """The floor is MemAvailable before the boot minus this, 256 MiB at least (the lab, whose host others share)."""
     gate_bytes: int = Field(default=0, ge=0)
     """A rank is started only when at least this much is available."""
     back_tolerance_bytes: int = Field(default=1 << 30, ge=0)

@@ -304,6 +304,22 @@ def test_a_bad_spec_is_refused_by_key(tmp_path: Path, key: str, wrong: object) -
         rankspec.parse(spec_value(tmp_path, SLEEP, **{key: wrong}))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "available", "floor"),
+    [
+        ({"memory_floor_bytes": 0}, 20 << 30, 0),
+        ({"memory_floor_bytes": 3 << 30}, 1 << 30, 3 << 30),
+        ({"memory_floor_bytes": None, "memory_floor_below_start_bytes": 12 << 30}, 20 << 30, 8 << 30),
+        ({"memory_floor_bytes": None, "memory_floor_below_start_bytes": 12 << 30}, 9 << 30, 256 << 20),
+    ],
+)
+def test_the_floor_is_the_named_one_or_follows_what_was_there(
+    tmp_path: Path, bounds: dict[str, int | None], available: int, floor: int
+) -> None:
+    spec = rankspec.parse(spec_value(tmp_path, SLEEP, **bounds))
+    assert rankspec.floor_bytes(spec, available) == floor
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{"])
 def test_a_bad_spec_ends_with_status_2_and_no_traceback(tmp_path: Path, text: str) -> None:
     path = tmp_path / "spec.json"
