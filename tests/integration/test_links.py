@@ -14,6 +14,7 @@ from tests.integration.yard import wire
 pytestmark = pytest.mark.unproven
 
 SHOW_PCI = "/usr/local/libexec/yard/sys-pci.sh"
+LOOKS = 3
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +33,24 @@ def shared(fleet: Fleet) -> Iterator[Fleet]:
 
 
 def found(fleet: Fleet) -> dict[str, dict[str, Any]]:
-    """Findings of `doctor --json` by key; what the yard is not (no GPU, no cages) is among them."""
+    """Findings of `doctor --json` about the fast ports, by key; that a card has four of them is one."""
     done = fleet.command_line("doctor", "--json")
     assert done.stdout, done.stderr
     return {
         each["key"]: each
         for each in json.loads(done.stdout)["findings"]
-        if each["severity"] in {"error", "warning"}
+        if each["severity"] in {"error", "warning"} and each["check"].startswith("cx7.")
     }
+
+
+def named(fleet: Fleet, before: dict[str, dict[str, Any]], check: str, *words: str) -> bool:
+    """Whether the doctor finds it, beside what it found before. Facts that come too late are asked for again."""
+    for _ in range(LOOKS):
+        new = [finding for key, finding in found(fleet).items() if key not in before]
+        if any(one["check"] == check and all(word in json.dumps(one) for word in words) for one in new):
+            return True
+    print(new)
+    return False
 
 
 def plans_nothing(fleet: Fleet) -> bool:
@@ -66,12 +77,7 @@ def test_a_cable_that_is_pulled_is_named_and_the_share_goes_over_the_other_rail(
     assert server(shared, "spark-3") == rails[0]
     before = found(shared)
     wire.cut(shared.yard, "spark-3", 0)
-    new = {key: finding for key, finding in found(shared).items() if key not in before}
-    assert [
-        finding
-        for finding in new.values()
-        if finding["node"] == "spark-3" and "enp1s0f0np0" in json.dumps(finding)
-    ], new
+    assert named(shared, before, "cx7.port_state", "spark-3", "enp1s0f0np0")
     assert touched(shared, "share") == {"spark-1", "spark-3"}
     assert server(shared, "spark-3") == rails[1]
     assert plans_nothing(shared)
@@ -85,12 +91,7 @@ def test_a_cable_that_is_pulled_is_named_and_the_share_goes_over_the_other_rail(
 def test_another_mtu_at_one_end_is_named_and_mended(shared: Fleet) -> None:
     before = found(shared)
     wire.mtu(shared.yard, "spark-2", 0, 1500)
-    new = {key: finding for key, finding in found(shared).items() if key not in before}
-    assert [
-        finding
-        for finding in new.values()
-        if finding["check"].startswith("cx7.mtu") and "spark-2" in json.dumps(finding)
-    ], new
+    assert named(shared, before, "cx7.mtu", "spark-2", "enp1s0f0np0")
     mended = shared.command_line("doctor", "--fix", "--yes")
     size = shared.yard.run("spark-2", "cat", "/sys/class/net/enp1s0f0np0/mtu").strip()
     assert size == "9000", mended.stdout + mended.stderr

@@ -99,7 +99,7 @@ class Machines:
 
 def make(name: str, folder: Path) -> Machines:
     """Start both machines; a checkpoint on the first as a cache's snapshot, in a home with 0750, files with 0600."""
-    made = vms.up(name, [product.disk(folder)])
+    made = vms.up(name, [product.disk(folder)] if patient() else [])
     body = yaml.safe_load(made.cluster.read_text())
     body["checkpoint"]["path"] = SNAPSHOT
     for node in body["nodes"]:
