@@ -11,8 +11,6 @@ import pytest
 from tests.integration.fleet import Fleet
 from tests.integration.yard import wire
 
-pytestmark = pytest.mark.unproven
-
 SHOW_PCI = "/usr/local/libexec/yard/sys-pci.sh"
 LOOKS = 3
 
