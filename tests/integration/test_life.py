@@ -16,8 +16,6 @@ from orchestrator.plan import image
 from tests.integration.fleet import BASE, Fleet
 from tests.integration.yard import wire
 
-pytestmark = pytest.mark.unproven
-
 EXPORTS = "/etc/exports.d/sparkyard.exports"
 MOUNT = "/srv/nvme/sparkyard/share/nfs"
 SLOW_MBIT = 100
