@@ -16,7 +16,6 @@ from orchestrator.watch.policy import Policy
 from tests.guarded import Watched, serves
 from tests.realgang import COMES_BACK_S, RealLab
 
-pytestmark = pytest.mark.unproven
 SOAK_S = float(os.environ.get("SPARKYARD_SOAK_S", "60"))
 """1200 for the full length."""
 LONG_WORDS = 720
