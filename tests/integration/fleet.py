@@ -126,17 +126,22 @@ def make(yard: Yard) -> Fleet:
     return Fleet(yard, Profile.model_validate(body), yard.cluster)
 
 
-def deployment(fleet: Fleet, name: str, members: Sequence[str], first_port: int, key_file: str = "") -> Fleet:
+def deployment(
+    fleet: Fleet, name: str, members: Sequence[str], first_port: int, key_file: str = "", root: str = ""
+) -> Fleet:
     """A deployment of its own on some nodes of the fleet, with the stand-in engine: short deadlines, no memory bounds.
 
     Args:
         members: names of nodes, the head first.
         key_file: path on the head of the file with the API key; empty: no key.
+        root: its folder on every node; empty: that of the fleet. A node has one desired record a folder.
     """
     folder = fleet.yard.folder / name
     folder.mkdir(exist_ok=True)
     cluster = yaml.safe_load(fleet.yard.cluster.read_text())
     cluster["nodes"] = [node for member in members for node in cluster["nodes"] if node["name"] == member]
+    for node in cluster["nodes"]:
+        node["root"] = root or node["root"]
     path = folder / "cluster.yaml"
     path.write_text(yaml.safe_dump(cluster, sort_keys=False))
     path.chmod(0o600)

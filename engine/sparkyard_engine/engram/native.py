@@ -120,6 +120,7 @@ def build() -> Path:
     except OSError:
         target = Path(tempfile.mkdtemp(prefix="sparkyard-native-")) / name
         handle, partial = tempfile.mkstemp(dir=target.parent, suffix=".so")
+    os.fchmod(handle, 0o755)  # made for its owner alone: in an image other accounts load it
     os.close(handle)
     try:
         subprocess.run(
