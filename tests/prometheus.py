@@ -39,7 +39,7 @@ class Prometheus:
 
     def get(self, path: str, **params: str) -> Any:
         url = f"{self._base}/{path}?{urllib.parse.urlencode(params)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own loopback address
+        with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - our own loopback address
             return json.load(answer)["data"]
 
     def query(self, expression: str) -> list[dict[str, Any]]:

@@ -86,7 +86,10 @@ def test_made_once_by_one_of_two_makers_and_again_when_half_made(engine: Path, t
     ours, environment = command(engine, root), local_index(engine)
     first = subprocess.Popen(ours, env=environment, stdout=subprocess.PIPE, text=True)
     second = subprocess.Popen(ours, env=environment, stdout=subprocess.PIPE, text=True)
-    outputs = [first.communicate(timeout=MAKING_TIMEOUT_S)[0], second.communicate(timeout=MAKING_TIMEOUT_S)[0]]
+    outputs = [
+        first.communicate(timeout=MAKING_TIMEOUT_S)[0],
+        second.communicate(timeout=MAKING_TIMEOUT_S)[0],
+    ]
     assert (first.returncode, second.returncode) == (0, 0)
     assert sorted(output.split()[-1] for output in outputs) == ["False", "True"]
     there = ready(engine, root)
@@ -104,7 +107,9 @@ def test_made_once_by_one_of_two_makers_and_again_when_half_made(engine: Path, t
     third.send_signal(signal.SIGKILL)
     third.communicate(timeout=MAKING_TIMEOUT_S)
     assert ready(engine, root) is None
-    again = subprocess.run(ours, env=environment, capture_output=True, text=True, timeout=MAKING_TIMEOUT_S, check=True)
+    again = subprocess.run(
+        ours, env=environment, capture_output=True, text=True, timeout=MAKING_TIMEOUT_S, check=True
+    )
     assert again.stdout.split()[-1] == "True"
     assert not (there.folder / "left-over").exists()
     assert not list(root.glob("*.half.*"))

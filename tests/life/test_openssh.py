@@ -170,7 +170,7 @@ def test_the_monitor_s_own_key_runs_the_agent_and_nothing_else(server: Cluster, 
     def ssh(*words: str) -> subprocess.CompletedProcess[str]:
         argv = ["ssh", *words[:-1], *options, *words[-1:]]
         return subprocess.run(
-            argv, capture_output=True, text=True, check=False, timeout=30, stdin=subprocess.DEVNULL
+            argv, capture_output=True, text=True, check=False, timeout=120, stdin=subprocess.DEVNULL
         )
 
     assert ssh("true").returncode == 0
@@ -180,7 +180,7 @@ def test_the_monitor_s_own_key_runs_the_agent_and_nothing_else(server: Cluster, 
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=120,
         stdin=subprocess.DEVNULL,
     )
     assert forwarded.returncode != 0
