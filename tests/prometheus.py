@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 MONITORING = Path(__file__).resolve().parents[1] / "docs" / "monitoring"
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed (Debian package prometheus)"
 )

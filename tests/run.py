@@ -42,9 +42,9 @@ class Suite:
 
 
 SUITES = (
-    Suite("quick", "tests/quick", 2, 300),
-    Suite("life", "tests/life", 2, 300),
-    Suite("hardening", "tests/hardening", 2, 600),
+    Suite("quick", "tests/quick", 2, 600),
+    Suite("life", "tests/life", 2, 900),
+    Suite("hardening", "tests/hardening", 2, 900),
     Suite("engine", "tests/engine", 1, 900),
     Suite("lab", "tests/lab", 1, 1200),
     Suite("gang", "tests/gang", 1, 1200),

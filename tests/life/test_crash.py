@@ -15,7 +15,7 @@ import pytest
 from orchestrator.verbs import events_path
 from tests.standin_engine.lab import ROOT, StandinLab
 
-STAGE_TIMEOUT_S = 60.0
+STAGE_TIMEOUT_S = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_an_agent_killed_in_mid_pack_ends_the_run_with_its_node(lab: StandinLab)
         time.sleep(0.01)
     (agent,) = agents(lab, "spark-2")
     os.kill(agent, signal.SIGKILL)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=300)
     answer = json.loads(out)
     assert process.returncode == 1
     assert {failure["node"] for failure in answer["failures"]} == {"spark-2"}
@@ -173,7 +173,7 @@ def test_an_ssh_server_that_dies_is_named_and_the_others_are_stopped(lab: Standi
     while time.monotonic() < end and "start the head" not in stages(events(lab, since)):
         time.sleep(0.05)
     os.kill(pid, signal.SIGKILL)
-    out, _ = process.communicate(timeout=120)
+    out, _ = process.communicate(timeout=300)
     answer = json.loads(out)
     lab.fault("", 2)
     assert process.returncode == 1

@@ -26,11 +26,11 @@ from tests.clusters import lab_profile
 from tests.engram_checkpoint import write_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-CALL_TIMEOUT_S = 120
+CALL_TIMEOUT_S = 300
 MODULES = Path(__file__).resolve().parent / "modules"
 QUICK = {
-    "join_s": 20,
-    "ready_s": 20,
+    "join_s": 40,
+    "ready_s": 40,
     "drain_s": 6,
     "memory_s": 3,
     "pack_s": 60,
