@@ -113,7 +113,6 @@ def test_the_key_opens_the_api_and_nothing_else_does(first: Fleet) -> None:
     assert code("-H", f"Authorization: Bearer {KEY}") == "200"
 
 
-@pytest.mark.unproven
 def test_two_deployments_never_touch_each_other_nor_a_stranger(first: Fleet, second: Fleet) -> None:
     image = containers(first, "first")["spark-2"][0]["Config"]["Image"]
     run = ["docker", "run", "--detach", "--network", "none", "--name", STRANGER, "--entrypoint", "sleep"]
@@ -137,7 +136,6 @@ def test_two_deployments_never_touch_each_other_nor_a_stranger(first: Fleet, sec
     first.yard.run("spark-2", "docker", "rm", "--force", stranger)
 
 
-@pytest.mark.unproven
 def test_restart_is_the_next_generation_and_the_older_containers_are_gone(first: Fleet) -> None:
     before, generation = ids(first), status(first)[1]["generation"]
     assert first.do("restart").exit_code == 0
@@ -188,7 +186,6 @@ def test_a_new_deployment_that_fails_leaves_its_evidence_and_the_last_good_is_ba
     assert {node: len(found) for node, found in ids(first).items()} == dict.fromkeys(MEMBERS, 1)
 
 
-@pytest.mark.unproven
 def test_a_container_of_an_ordinary_account_has_no_capability_but_the_one_it_needs(first: Fleet) -> None:
     """The agent of a yard is root; what it gives to another account is run by its own arguments all the same."""
     image = containers(first, "first")["spark-2"][0]["Config"]["Image"]
@@ -231,7 +228,6 @@ def test_the_key_is_nowhere_but_in_its_file(first: Fleet) -> None:
     assert first.yard.run("spark-1", "cat", KEY_FILE).strip() == KEY
 
 
-@pytest.mark.unproven
 def test_stop_ends_every_container(first: Fleet, second: Fleet) -> None:
     for made in (first, second):
         answer = made.do("stop")
