@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -131,10 +132,9 @@ def test_a_killed_node(watched: Scene, lab: RealLab) -> None:
         record = nodes._read(lab.place.server("spark-2") / "pid.json")
         assert record is not None
         server = psutil.Process(int(record["pid"]))
-        agents = [
-            process for process in server.children(recursive=True) if ".pyz" in " ".join(process.cmdline())
-        ]
-        for process in (*agents, server):
-            process.send_signal(signal.SIGKILL)
+        for process in (*server.children(recursive=True), server):
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended, a zombie too
+                if process == server or ".pyz" in " ".join(process.cmdline()):
+                    process.send_signal(signal.SIGKILL)
 
     alerting.node_killed(watched, kill, lambda: nodes.up(lab.place))
