@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -138,9 +139,10 @@ def guard(lab: Lab, number: int) -> psutil.Process:
     folder = lab.place.node(f"spark-{number + 1}") / "ranks"
     wanted = f"lab.g{rank(lab, number).generation}.r{number}"
     for pid in lab.processes():
-        words = psutil.Process(pid).cmdline()
-        if "sparkyard_engine.guard" in words and str(folder / wanted) in words[-1]:
-            return psutil.Process(pid)
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended, a zombie too
+            words = psutil.Process(pid).cmdline()
+            if "sparkyard_engine.guard" in words and str(folder / wanted) in words[-1]:
+                return psutil.Process(pid)
     raise AssertionError(f"no guard of rank {number}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import sys
 import time
@@ -170,8 +171,9 @@ def restarted_once(
 def scheduler(lab: RealLab, number: int) -> psutil.Process:
     """The process of a rank that computes: the one below its launcher that is called a scheduler."""
     for child in engine(lab, number).children(recursive=True):
-        if "scheduler" in " ".join(child.cmdline()):
-            return child
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that has just ended, a zombie too
+            if "scheduler" in " ".join(child.cmdline()):
+                return child
     raise AssertionError(f"rank {number} has no scheduler")
 
 
