@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.integration.yard.state import run
+from tests.standin_engine.lab import MODULES
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACE = "/opt/checkout"
@@ -23,7 +24,6 @@ ENGINE = """#!/bin/sh
 PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}/opt/standin" exec /opt/venv/bin/python "$@"
 """
 """The same Python with the stand-in engine in reach behind whatever PYTHONPATH it is given."""
-STANDIN = ROOT / "tests" / "standin_engine" / "modules"
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -33,7 +33,7 @@ def disk(folder: Path) -> Path:
     checkout, venv = tree / "checkout", tree / "venv"
     for name in FOLDERS:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(STANDIN, tree / "standin", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(MODULES, tree / "standin", ignore=shutil.ignore_patterns("__pycache__"))
     (tree / "engine-python").write_text(ENGINE)
     (tree / "engine-python").chmod(0o755)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
