@@ -36,7 +36,9 @@ def attach(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:
     if args["mode"] == "nfs":
         home.share.mkdir(parents=True, exist_ok=True)
         root, inside = (args["folder"], "") if args["folder"] else text.split(args["path"])
-        notes = client.attach(home, args["server"], root, args["options"])
+        before = read_json(home.share / "share.json") or {}
+        again = before.get("options", args["options"]) != args["options"]
+        notes = client.attach(home, args["server"], root, args["options"], again=again)
         source = client.mount_point(home) / inside
     if not (source / checkpoint.INDEX).is_file():
         raise Refused(f"{source} has no {checkpoint.INDEX}; check checkpoint.path in the cluster file")
@@ -66,7 +68,7 @@ def facts(home: Home) -> dict[str, Any] | None:
     if record is None or record.get("mode") != "nfs":
         return record
     known = {key: record.get(key, "") for key in ("mode", "source", "path", "server")}
-    return {**known, **client.facts(home, record)}
+    return {**known, "asked": record.get("options", ""), **client.facts(home, record)}
 
 
 def prove(home: Home, args: dict[str, Any], report: Report) -> dict[str, Any]:

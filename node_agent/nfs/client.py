@@ -50,18 +50,18 @@ def problem(home: Home) -> str:
     return answer[0] if answer else f"the server does not answer within {ALIVE_TIMEOUT_S:.0f} s"
 
 
-def attach(home: Home, server: str, root: str, options: str) -> list[str]:
+def attach(home: Home, server: str, root: str, options: str, *, again: bool = False) -> list[str]:
     """Mount ``server:root`` read-only; what it became against what was asked for.
 
-    A mount that is there already and healthy, from the same source, stays; a stale or a different one is replaced.
-    Where `proto=rdma` is refused, TCP is tried, and named.
+    A mount that is there already and healthy, from the same source, stays unless it shall be mounted ``again``; a
+    stale or a different one is replaced. Where `proto=rdma` is refused, TCP is tried, and named.
     """
     point, source = mount_point(home), f"{server}:{root}"
     asked = text.parse_options(options)
     there = current(home)
     if there is not None:
         why = problem(home)
-        if why or there.source != source or text.fallbacks(asked, there, server):
+        if again or why or there.source != source or text.fallbacks(asked, there, server):
             _unmount(point, gone=bool(why))
             there = None
     notes = []

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ BLOCK_BYTES = 4096
 FILE_BYTES = 1024**3  # larger than a drive's own cache; refused when less than four times as much is free
 FREE_FACTOR = 4
 CHUNK_BYTES = 4 * 1024**2
+STREAMS = 4  # large reads under way at a time: one alone leaves the drive idle while its data is taken
 READ_S = 3.0
 DEPTH = 64
 PROCESSES = 8  # Python's lock lets one process start about 50,000 reads a second
@@ -37,9 +39,9 @@ COMPARED_BLOCKS = 2048
 SEED = 20261129  # the same blocks on every node
 
 
-def _buffer() -> mmap.mmap:
+def _buffer(size_bytes: int = BLOCK_BYTES) -> mmap.mmap:
     """Page-aligned memory, as O_DIRECT wants."""
-    return mmap.mmap(-1, BLOCK_BYTES)
+    return mmap.mmap(-1, size_bytes)
 
 
 def _fill(place: Path, size_bytes: int, report: Report) -> float:
@@ -132,6 +134,26 @@ def _deep_reads(place: Path, size_bytes: int, seconds: float) -> float:
     return total
 
 
+def _sequential(place: Path, size_bytes: int) -> float:
+    """Bytes a second of direct reads of the whole file in order, a few large ones under way at a time."""
+    buffers = [_buffer(CHUNK_BYTES) for _ in range(STREAMS)]
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECT)
+
+    def work(index: int) -> int:
+        step = STREAMS * CHUNK_BYTES
+        offsets = range(index * CHUNK_BYTES, size_bytes, step)
+        return sum(os.preadv(descriptor, [buffers[index]], offset) for offset in offsets)
+
+    try:
+        started = time.monotonic()
+        with ThreadPoolExecutor(STREAMS) as streams:
+            return sum(streams.map(work, range(STREAMS))) / (time.monotonic() - started)
+    finally:
+        os.close(descriptor)
+        for buffer in buffers:
+            buffer.close()
+
+
 def _mismatches(place: Path, size_bytes: int) -> int:
     """Blocks that differ between a read through the page cache and a direct one."""
     generator = random.Random(SEED)  # noqa: S311 - choice of blocks
@@ -176,6 +198,8 @@ def measure(
             raise ProbeError(f"nvme: {folder} cannot be read directly: {error.strerror}") from error
         report({"probe": "nvme", "note": f"random reads, {DEPTH} at a time"})
         deep_iops = _deep_reads(place, size_bytes, seconds)
+        report({"probe": "nvme", "note": "reads in order"})
+        sequential = _sequential(place, size_bytes)
         wrong = _mismatches(place, size_bytes)
     finally:
         with contextlib.suppress(OSError):
@@ -186,5 +210,6 @@ def measure(
         "qd1_iops": round(shallow["iops"], 1),
         "qd1_p99_us": round(shallow["p99_us"], 1),
         "qd64_iops": round(deep_iops, 1),
+        "sequential_gigabytes_per_s": round(sequential / 1e9, 2),
         "mismatches": wrong,
     }

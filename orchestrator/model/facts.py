@@ -84,6 +84,8 @@ class ShareFacts(Frozen):
     path: Text
     server: Text = ""
     """Address of the source by which it is mounted; empty where nothing is."""
+    asked: Text = ""
+    """Options of mount(8) that it was mounted with; empty where nothing is."""
     problem: Text = ""
     """Why the mount cannot be read; empty when it can."""
     options: Text = ""

@@ -75,8 +75,8 @@ def after_action(here: NodeFacts, action: Action, cluster: ClusterFacts) -> Node
             return here.model_copy(update={"exported": ()})
         case DetachCheckpoint():
             return here.model_copy(update={"share": None, "proof": None, "checkpoint": None})
-        case AttachCheckpoint(mode=mode, source=source, server=server):
-            share = ShareFacts(mode=mode, source=source, path="", server=server)
+        case AttachCheckpoint(mode=mode, source=source, server=server, options=options):
+            share = ShareFacts(mode=mode, source=source, path="", server=server, asked=options)
             owner = cluster.get(source.partition(":")[0], here)
             return here.model_copy(update={"share": share, "checkpoint": here.checkpoint or owner.checkpoint})
         case ProveCheckpoint(index_sha256=index, seed=seed, blocks=blocks):
@@ -224,7 +224,14 @@ def decided(here: NodeFacts) -> dict[str, Any]:
     return {
         "engines": here.engines,
         "blobs": here.blobs,
-        "share": here.share and (here.share.mode, here.share.source, here.share.server, here.share.problem),
+        "share": here.share
+        and (
+            here.share.mode,
+            here.share.source,
+            here.share.server,
+            here.share.asked,
+            here.share.problem,
+        ),
         "exported": here.exported,
         "checkpoint": here.checkpoint.index_sha256 if here.checkpoint else None,
         "proof": (here.proof.index_sha256, here.proof.seed, here.proof.blocks) if here.proof else None,

@@ -180,6 +180,8 @@ def _attach(goal: Goal, facts: ClusterFacts, ways: dict[str, tuple[str, str]]) -
             why = f"its share is broken: {share.problem}"
         elif share.server != action.server:
             why = f"reads by {share.server}, {action.server} is the fastest way now"
+        elif share.asked != action.options:
+            why = f"mounted with {share.asked or 'no options'}, the profile asks for {action.options}"
         else:
             continue
         why += _detour(facts[node.name], facts[goal.owner.name], ways.get(node.name))

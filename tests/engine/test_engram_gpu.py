@@ -53,8 +53,9 @@ def tables(tmp_path_factory):
 def in_memory(made, layer: int = 1):
     """The serving engine's own embedding, one rank, its table in device memory."""
     engram = pytest.importorskip("sglang.srt.layers.engram")
+    parallel = pytest.importorskip("sglang.srt.runtime_context").get_parallel()
     bounds = LAYOUT.bounds(layer)
-    with torch.device(DEVICE):
+    with torch.device(DEVICE), parallel.override(tp_size=1, tp_rank=0):
         table = engram.EngramEmbedding(bounds[-1], 256, layer, column_bounds=bounds)
     weight, scale = made[layer]
     table._load_rows(table.weight, torch.from_numpy(weight).view(torch.float8_e4m3fn))

@@ -51,8 +51,11 @@ def named(fleet: Fleet, before: dict[str, dict[str, Any]], check: str, *words: s
     return False
 
 
-def plans_nothing(fleet: Fleet) -> bool:
-    return all(fleet.titles(fleet.do(verb)) == [] for verb in ("build", "share"))
+def planned(fleet: Fleet) -> list[str]:
+    """What `build` and `share` still find to do, and why."""
+    answers = [fleet.do(verb) for verb in ("build", "share")]
+    steps = [step for answer in answers for stage in answer.data["stages"] for step in stage["steps"]]
+    return [f"{step['node']}: {step['why']}" for step in steps]
 
 
 def touched(fleet: Fleet, verb: str) -> set[str]:
@@ -78,12 +81,12 @@ def test_a_cable_that_is_pulled_is_named_and_the_share_goes_over_the_other_rail(
     assert named(shared, before, "cx7.port_state", "spark-3", "enp1s0f0np0")
     assert touched(shared, "share") == {"spark-1", "spark-3"}
     assert server(shared, "spark-3") == rails[1]
-    assert plans_nothing(shared)
+    assert planned(shared) == []
     wire.join(shared.yard, "spark-3", 0)
     assert set(found(shared)) <= set(before)
     assert touched(shared, "share") == {"spark-1", "spark-3"}
     assert server(shared, "spark-3") == rails[0]
-    assert plans_nothing(shared)
+    assert planned(shared) == []
 
 
 def test_another_mtu_at_one_end_is_named_and_mended(shared: Fleet) -> None:
@@ -94,4 +97,6 @@ def test_another_mtu_at_one_end_is_named_and_mended(shared: Fleet) -> None:
     size = shared.yard.run("spark-2", "cat", "/sys/class/net/enp1s0f0np0/mtu").strip()
     assert size == "9000", mended.stdout + mended.stderr
     assert set(found(shared)) <= set(before)
-    assert plans_nothing(shared)
+    # Its mount may have hung while large packets got lost, and TCP may wait longer than the look does.
+    assert touched(shared, "share") <= {"spark-2"}
+    assert planned(shared) == []

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from orchestrator.lab import nodes
-from tests import alerting
+from tests import alerting, hog
 from tests.alerting import Scene, scene
 from tests.prometheus import needs_prometheus, panels
 from tests.reallab import RealLab
@@ -101,11 +101,12 @@ def test_a_cut_link(watched: Scene) -> None:
 def test_a_memory_hog(watched: Scene) -> None:
     """Another process takes the memory above the guard's floor; the guard need not kill, the alert must fire."""
     margin = int(min(float(row["value"][1]) for row in watched.server.query("sparkyard_memory_margin_bytes")))
-    size = margin - HOG_LEAVES_BYTES
+    floor = int(max(float(row["value"][1]) for row in watched.server.query("sparkyard_memory_floor_bytes")))
     assert margin > 1 << 30, "the lab is near its floor before the test"
-    if size > HOG_MAX_BYTES:
-        pytest.skip(f"{size} bytes to take: more than this test may")
-    hog = subprocess.Popen([sys.executable, "-c", f"x = b'x' * {size}\nimport time\ntime.sleep(120)"])
+    if margin - HOG_LEAVES_BYTES > HOG_MAX_BYTES:
+        pytest.skip(f"{margin - HOG_LEAVES_BYTES} bytes to take: more than this test may")
+    argv = [sys.executable, hog.__file__, "--keep", str(floor + HOG_LEAVES_BYTES)]
+    hungry = subprocess.Popen(argv, stdin=subprocess.PIPE)
     try:
         watched.server.wait(
             lambda: any(name == "MemoryFloorNear" for name, _ in watched.server.alerts()),
@@ -113,8 +114,8 @@ def test_a_memory_hog(watched: Scene) -> None:
             "MemoryFloorNear fires",
         )
     finally:
-        hog.kill()
-        hog.wait()
+        hungry.kill()
+        hungry.wait()
     watched.clears("MemoryFloorNear", 60)
     assert len(watched.server.query("sparkyard_rank_up == 1")) == 3
 

@@ -34,6 +34,7 @@ def test_the_nvme_probe_measures_and_leaves_nothing(tmp_path: Path) -> None:
         pytest.skip(str(error))  # a file system without direct reads, tmpfs for one
     assert found.qd1_iops > 0
     assert found.qd64_iops > 0
+    assert found.sequential_gigabytes_per_s
     assert found.mismatches == 0
     assert seen
     assert list(tmp_path.iterdir()) == []

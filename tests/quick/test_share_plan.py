@@ -14,8 +14,8 @@ from tests.sim import fresh, make_goal
 FAST_MBIT, SLOW_MBIT = 200_000, 10_000
 
 
-def goal(count: int, tp: int) -> Goal:
-    """`count` nodes on a switch, of which the first `tp` serve."""
+def goal(count: int, tp: int, **options: object) -> Goal:
+    """`count` nodes on a switch, of which the first `tp` serve; ``options`` of the profile's share."""
     nodes = [
         {"name": f"spark-{number}", "root": "/srv/sparkyard", "address": f"10.77.0.{number}"}
         for number in range(1, count + 1)
@@ -23,7 +23,10 @@ def goal(count: int, tp: int) -> Goal:
     body = {"schema": "sparkyard/cluster/v1", "topology": "switch", "head": "spark-1", "nodes": nodes}
     body["checkpoint"] = {"node": "spark-1", "path": "/checkpoint"}
     profile = lab_profile().model_copy(
-        update={"parallel": lab_profile().parallel.model_copy(update={"tp": tp})}
+        update={
+            "parallel": lab_profile().parallel.model_copy(update={"tp": tp}),
+            "share": lab_profile().share.model_copy(update=options),
+        }
     )
     return make_goal(profile, Cluster.model_validate(body))
 
@@ -99,3 +102,13 @@ def test_a_smaller_deployment_does_not_take_the_share_from_the_nodes_of_a_larger
     after, stages = settled(goal(4, 2), facts)
     assert stages == ()
     assert after["spark-1"].exported == ("192.168.101.2", "192.168.101.3", "192.168.101.4")
+
+
+def test_other_mount_options_in_the_profile_mount_again_and_then_no_more() -> None:
+    facts = first(goal(3, 3))
+    wanted = goal(3, 3, nconnect=2)
+    facts, stages = settled(wanted, facts)
+    assert titles(stages) == ["reach the checkpoint"]
+    assert [step.node for step in stages[0].steps] == ["spark-2", "spark-3"]
+    assert all("nconnect=2" in step.why for step in stages[0].steps)
+    assert settled(wanted, facts)[1] == ()
