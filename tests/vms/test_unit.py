@@ -16,7 +16,6 @@ from tests.vms import product
 from tests.vms.machines import BOUND_S, NAMES, UNIT, Machines, patient
 
 pytestmark = [
-    pytest.mark.unproven,
     pytest.mark.skipif(
         sys.version_info[:2] != (3, 11),
         reason="the machines have Debian's Python 3.11, these packages are for another one",
