@@ -101,6 +101,7 @@ def decide(goal: Goal, facts: ClusterFacts, target: int, *, by_watch: bool = Fal
         unanswered(goal, facts)
         or refused_ring(goal)
         or _rests(goal, facts, target)
+        or _another(goal, facts)
         or _prepared(goal, facts)
         or _ended(goal, facts, target)
         or _desired(goal, facts, target, by_watch=by_watch)
@@ -172,6 +173,20 @@ def _rests(goal: Goal, facts: ClusterFacts, target: int) -> Blocked | None:
         elif record.state == "stopped" and record.generation == target:
             why = f"generation {target} was stopped meanwhile{': ' if record.why else ''}{record.why}"
             failures.append(Failure(here.node, "refused", why, "start it again when nobody objects"))
+    return Blocked(tuple(failures)) if failures else None
+
+
+def _another(goal: Goal, facts: ClusterFacts) -> Blocked | None:
+    """Another deployment serves from the same root: the one desired record there is its own, and stays so."""
+    failures = []
+    for node in goal.ranked:
+        record = facts[node.name].desired
+        if record is None or record.deployment == goal.profile.name or record.state == "stopped":
+            continue
+        if any(found.alive and found.deployment == record.deployment for found in facts[node.name].ranks):
+            text = f"the desired record in {node.root} is that of {record.deployment}, whose rank runs here"
+            remedy = f"stop {record.deployment} first, or give this deployment another root (nodes[].root)"
+            failures.append(Failure(node.name, "refused", text, remedy))
     return Blocked(tuple(failures)) if failures else None
 
 

@@ -121,6 +121,18 @@ def test_without_faults_the_plan_is_what_runs_and_predictions_hold() -> None:
     ]
 
 
+def test_another_deployment_in_the_same_root_is_refused_until_that_one_rests() -> None:
+    sim = settle(0)
+    profile = sim.goal.profile.model_copy(update={"name": "other"})
+    other = make_goal(profile, sim.goal.cluster)
+    _, blocked = dry_run(up.verb("serve", other), sim.facts)
+    assert {failure.node for failure in blocked} == {node.name for node in sim.goal.ranked}
+    assert all(sim.goal.profile.name in failure.message for failure in blocked)
+    assert attempt(sim, "stop") == ()
+    _, blocked = dry_run(up.verb("serve", other), sim.facts)
+    assert blocked == ()
+
+
 def test_a_failed_node_does_not_cancel_the_others() -> None:
     sim = world(2)
     sim.faults = Faults(before=1.0)
