@@ -26,7 +26,7 @@ from sparkyard_engine.engram.hashing import Layout
 from tests.engram_checkpoint import write_checkpoint
 from tests.integration.yard import nodes
 from tests.integration.yard.session import Yard, network
-from tests.standin_engine.lab import QUICK
+from tests.standin_engine.lab import MODULES, QUICK
 
 ROOT = Path(__file__).resolve().parents[2]
 VERB_BOUND_S = 400.0
@@ -43,7 +43,6 @@ TRIM = (
     " lib/gcc/*/*/libstdc++.a lib/gcc/*/*/cc1 lib/gcc/*/*/lto1"
 )
 """Half of the bytes, which no test needs: every one of them travels to three nodes many times."""
-STANDIN = ROOT / "tests" / "standin_engine" / "modules" / "sglang"
 
 
 NO_SPARKS = (*(check.id for check in CHECKS), "store")
@@ -114,7 +113,7 @@ def make(yard: Yard) -> Fleet:
     cache = Path.home() / ".cache" / "sparkyard" / "yard"
     shutil.copy(base_image(cache), yard.disk(head) / "base.tar")
     with tarfile.open(yard.disk(head) / "base.tar", "a") as tar:
-        tar.add(STANDIN, "usr/lib/python3/dist-packages/sglang")
+        tar.add(MODULES / "sglang", "usr/lib/python3/dist-packages/sglang")
     yard.run(head, "docker", "import", "/srv/nvme/base.tar", BASE, timeout_s=600)
     (yard.disk(head) / "base.tar").unlink()
     layout = Layout.build(layer_ids=(1, 3), vocab_size=200, max_ngram_size=4, heads=8)

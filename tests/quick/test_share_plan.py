@@ -22,10 +22,11 @@ def goal(count: int, tp: int, **options: object) -> Goal:
     ]
     body = {"schema": "sparkyard/cluster/v1", "topology": "switch", "head": "spark-1", "nodes": nodes}
     body["checkpoint"] = {"node": "spark-1", "path": "/checkpoint"}
-    profile = lab_profile().model_copy(
+    lab = lab_profile()
+    profile = lab.model_copy(
         update={
-            "parallel": lab_profile().parallel.model_copy(update={"tp": tp}),
-            "share": lab_profile().share.model_copy(update=options),
+            "parallel": lab.parallel.model_copy(update={"tp": tp}),
+            "share": lab.share.model_copy(update=options),
         }
     )
     return make_goal(profile, Cluster.model_validate(body))

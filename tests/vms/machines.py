@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import yaml
 
 from orchestrator.errors import Undetermined
@@ -44,6 +45,11 @@ BOUND_S = 240
 def patient() -> bool:
     """Whether what loads the whole of sparkyard inside of the machines runs: emulated that takes ten minutes."""
     return vms.accelerated() or os.environ.get("SPARKYARD_EMULATE") == "1"
+
+
+needs_patience = pytest.mark.skipif(
+    not patient(), reason="no KVM here, and not asked for with SPARKYARD_EMULATE=1"
+)
 
 
 @dataclass

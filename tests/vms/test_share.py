@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from tests.vms.machines import BOUND_S, MOUNT, OWNER, REPOSITORY, Machines, patient
+from tests.vms.machines import BOUND_S, MOUNT, OWNER, REPOSITORY, Machines, needs_patience
 
 SOFT_ROCE = (
     "modprobe -a ib_uverbs rdma_ucm rdma_rxe rpcrdma && rdma link add rxe0 type rxe netdev enp1s0f0np0"
@@ -71,7 +69,7 @@ def test_a_server_that_restarts_is_no_harm(machines: Machines) -> None:
     assert machines.do("share").data["stages"] == []
 
 
-@pytest.mark.skipif(not patient(), reason="no KVM here, and not asked for with SPARKYARD_EMULATE=1")
+@needs_patience
 def test_after_a_reboot_of_both_the_share_is_back_by_itself(machines: Machines) -> None:
     machines.vms.reboot(1, 2)
     machines.until(2, "cat /proc/mounts", f" {MOUNT} nfs4 ", BOUND_S)

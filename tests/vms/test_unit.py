@@ -13,14 +13,14 @@ import pytest
 import yaml
 
 from tests.vms import product
-from tests.vms.machines import BOUND_S, NAMES, UNIT, Machines, patient
+from tests.vms.machines import BOUND_S, NAMES, UNIT, Machines, needs_patience
 
 pytestmark = [
     pytest.mark.skipif(
         sys.version_info[:2] != (3, 11),
         reason="the machines have Debian's Python 3.11, these packages are for another one",
     ),
-    pytest.mark.skipif(not patient(), reason="no KVM here, and not asked for with SPARKYARD_EMULATE=1"),
+    needs_patience,
 ]
 
 FLEET = "/root/fleet"

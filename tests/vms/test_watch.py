@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
+from tests.vms.machines import BOUND_S, UNIT, Machines, needs_patience
 
-from tests.vms.machines import BOUND_S, UNIT, Machines, patient
-
-pytestmark = pytest.mark.skipif(
-    not patient(), reason="no KVM here, and not asked for with SPARKYARD_EMULATE=1"
-)
+pytestmark = needs_patience
 
 JOURNAL = f"journalctl --no-pager -o cat -u {UNIT}"
 HOG = """
