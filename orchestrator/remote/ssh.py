@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+from contextlib import suppress
 
 import asyncssh
 
@@ -56,11 +57,11 @@ class SshPipe:
 
     async def last_words(self) -> str:
         """See `Pipe`."""
-        try:
+        words = ""
+        with suppress(TimeoutError, asyncssh.Error, OSError):
             async with asyncio.timeout(LAST_WORDS_TIMEOUT_S):
                 words = (await self._process.stderr.read(LAST_WORDS_BYTES)).decode("utf-8", "replace").strip()
-        except (TimeoutError, asyncssh.Error, OSError):
-            words = ""
+                await self._process.wait_closed()  # the exit status may come after the last words
         if self._process.exit_status == COMMAND_NOT_FOUND:
             return f"no python3 on the node: install Python 3.10 or newer ({words})"
         return words
