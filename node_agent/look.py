@@ -7,19 +7,24 @@ import ipaddress
 import os
 import platform
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from node_agent import checkpoint, jobs, lease, privileged, process
 from node_agent import facts as readers
 from node_agent.actions import containers, image, share
+from node_agent.bounded import HungError, bounded
 from node_agent.facts.source import Live, Recorded
 from node_agent.files import read_json, tail
 from node_agent.home import Home
 from node_agent.image import addresses
-from node_agent.nfs import server
+from node_agent.nfs import client, server
 from node_agent.records import inner, is_digest, number, text, whole
 
+CHECKPOINT_TIMEOUT_S = 15.0
+"""For index and headers, once: later looks read the sizes only. With the share's own bound less than a look has."""
 HARDWARE_TIMEOUT_S = 20.0
 """Of all readers together; each has its own, shorter one."""
 SLICES_MAX_BYTES = 256 << 20
@@ -53,9 +58,13 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     """One consistent reading, without hardware."""
     desired = read_json(home.desired)
     own = args.get("checkpoint")
-    shared = share.facts(home)
-    seen = Path(own) if own else home.checkpoint if shared and not shared.get("problem") else None
-    engine = image.facts(home) if args.get("docker") else None
+    # Beside the rest: a share whose server is gone takes its whole bound.
+    with ThreadPoolExecutor(1) as beside:
+        reading = beside.submit(_checkpoint, home, own)
+        engine = image.facts(home) if args.get("docker") else None
+        wanted = args.get("hardware")
+        measured = hardware(home, wanted, sudo=bool(args.get("sudo"))) if wanted else None
+        shared, seen = reading.result()
     return {
         "node": home.node,
         "boot_id": process.boot_id(),
@@ -76,7 +85,7 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         "desired": desired,
         "blobs": _names(home.blobs),
         "engines": _names(home.engines),
-        "checkpoint": checkpoint.facts(seen) if seen else None,
+        "checkpoint": seen,
         "share": shared,
         "exported": server.facts(own) if own else [],
         "ports": addresses.facts(),
@@ -86,11 +95,25 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         "ranks": ranks(home),
         "boots": boots(home),
         "lease": lease.facts(home),
-        "hardware": hardware(home, args["hardware"], sudo=bool(args.get("sudo")))
-        if args.get("hardware")
-        else None,
+        "hardware": measured,
         "docker": engine,
     }
+
+
+def _checkpoint(home: Home, own: str | None) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The share, and the checkpoint as this node reads it: through the share, or its ``own``. Never hangs."""
+    shared = share.facts(home)
+    path = Path(own) if own else home.checkpoint if shared and not shared.get("problem") else None
+    if path is None:
+        return shared, None
+    key = ("checkpoint", str(path), client.mount_id(home) if path == home.checkpoint else "")
+    try:
+        return shared, bounded(key, partial(checkpoint.facts, path), CHECKPOINT_TIMEOUT_S)
+    except HungError:
+        why = f"its files are not read within {CHECKPOINT_TIMEOUT_S:.0f} s"
+        if own or shared is None:
+            return shared, {"path": str(path), "problems": [f"{path}: {why}"]}
+        return {**shared, "problem": why}, None
 
 
 def hardware(home: Home, wanted: Any = True, *, sudo: bool = False) -> dict[str, Any]:

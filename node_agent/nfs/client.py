@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from node_agent import privileged, rights
+from node_agent import checkpoint, privileged, rights
+from node_agent.bounded import HungError, bounded
 from node_agent.home import Home
 from node_agent.nfs import text
 from node_agent.wire import Refused
@@ -16,6 +17,8 @@ from node_agent.wire import Refused
 MOUNT_TIMEOUT_S = 90.0
 ALIVE_TIMEOUT_S = 10.0
 """A healthy mount answers in under 10 ms, a busy server in seconds; with a `hard` mount a lost one never does."""
+PROBE_BYTES = 1 << 20
+"""Of the index: more than one jumbo frame, little for any link."""
 UNMOUNT_TIMEOUT_S = 10.0
 FSTAB = Path("/etc/fstab")
 
@@ -35,19 +38,30 @@ def problem(home: Home) -> str:
     """Why the mount cannot be read; empty when it can. Never hangs, whatever the server does."""
     if current(home) is None:
         return "not mounted"
-    answer: list[str] = []
 
     def look() -> None:
-        try:
-            os.listdir(mount_point(home))
-            answer.append("")
-        except OSError as error:
-            answer.append(f"{error.strerror}")
+        os.listdir(mount_point(home))
+        # A folder's names fit into a small packet: large ones may get lost all the same.
+        with suppress(FileNotFoundError), (home.checkpoint / checkpoint.INDEX).open("rb") as file:
+            file.read(PROBE_BYTES)
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(ALIVE_TIMEOUT_S)
-    return answer[0] if answer else f"the server does not answer within {ALIVE_TIMEOUT_S:.0f} s"
+    try:
+        bounded(("share", mount_id(home)), look, ALIVE_TIMEOUT_S)
+    except HungError:
+        return f"the server does not answer within {ALIVE_TIMEOUT_S:.0f} s"
+    except OSError as error:
+        return f"{error.strerror}"
+    return ""
+
+
+def mount_id(home: Home) -> str:
+    """Which mount it is: what hangs in one that was replaced says nothing of the one that is there (proc(5))."""
+    point = str(mount_point(home))
+    rows = [
+        row.split()
+        for row in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    return next((row[0] for row in reversed(rows) if row[4] == point), "")
 
 
 def attach(home: Home, server: str, root: str, options: str, *, again: bool = False) -> list[str]:
