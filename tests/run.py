@@ -47,7 +47,7 @@ SUITES = (
     Suite("engine", "tests/engine", 1, 900),
     Suite("lab", "tests/lab", 1, 1200),
     Suite("gang", "tests/gang", 1, 1200),
-    Suite("integration", "tests/integration", 1, 1200),
+    Suite("integration", "tests/integration", 2, 1200),
     Suite("vms", "tests/vms", 1, 900),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import shutil
 import subprocess
@@ -162,13 +163,17 @@ def base_image(cache: Path, architecture: str = "amd64") -> Path:
     """A stand-in for the base image, as a tar for `docker import`: Debian with Python, numpy and a C++ compiler.
 
     The packages are unpacked, not configured: half a minute, and nothing of another architecture has to run.
+    Who comes second waits for it.
     """
     target = (
         cache
         / f"base-{hashlib.sha256((PACKAGES + ALTERNATIVES + TRIM).encode()).hexdigest()[:8]}-{architecture}.tar"
     )
-    if not target.exists():
-        cache.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True, exist_ok=True)
+    with target.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return target
         partial = target.with_name(f"part-{target.name}")
         argv = ["mmdebstrap", "--quiet", "--variant=extract", f"--architectures={architecture}"]
         argv += ["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", "--include=?essential"]
