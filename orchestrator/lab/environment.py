@@ -8,6 +8,7 @@ again. Two makers exclude each other with a file lock, which the kernel drops wh
 
 import argparse
 import fcntl
+import hashlib
 import importlib.util
 import json
 import os
@@ -18,11 +19,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import SparkyardError
-from orchestrator.lab.lock import Locked, identity, read_lock, refusal, torch_file
+from orchestrator.lab.lock import Locked, TorchFile, identity, read_lock, refusal, torch_file
 
 SIZE_BYTES = 2_900_000_000  # measured: 2.71 GB on x86-64 with Python 3.11, and pip's downloads of a moment
 FREE_BYTES = 4_500_000_000  # the environment, and pip's temporary copy of the largest files
@@ -271,7 +273,7 @@ def _torch_lock(folder: Path, locked: Locked, pip: _Pip, torch_from: str | None)
     CPU build in a folder (seen with pip 26.3).
     """
     wanted = f"{locked.name}=={locked.version}"
-    torch = torch_file(pip.resolve([*_source(torch_from), wanted]))
+    torch = _with_digest(torch_file(pip.resolve([*_source(torch_from), wanted])))
     reason = refusal(torch, locked, machine=platform.machine(), chosen_by_user=torch_from is not None)
     if reason is not None:
         raise EnvironmentNotMadeError(
@@ -281,6 +283,15 @@ def _torch_lock(folder: Path, locked: Locked, pip: _Pip, torch_from: str | None)
         )
     digest = f" --hash=sha256:{torch.digest}" if torch.digest else ""
     return _written(folder / "torch.lock", f"torch @ {torch.url}{digest}\n")
+
+
+def _with_digest(torch: TorchFile) -> TorchFile:
+    """Pip before 23.1 reports no digest of a file in a folder, and then refuses the file for the lack of it."""
+    place = urlsplit(torch.url)
+    if torch.digest or place.scheme != "file":
+        return torch
+    with Path(unquote(place.path)).open("rb") as file:
+        return replace(torch, digest=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def _source(torch_from: str | None) -> list[str]:
