@@ -8,7 +8,6 @@ import os
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
         engine = image.facts(home) if args.get("docker") else None
         wanted = args.get("hardware")
         measured = hardware(home, wanted, sudo=bool(args.get("sudo"))) if wanted else None
-        shared, seen = reading.result()
+        shared, seen, place = reading.result()
     return {
         "node": home.node,
         "boot_id": process.boot_id(),
@@ -80,7 +79,7 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
             "user": getpass.getuser(),
         },
         "memory": memory(),
-        "disks": [disk(home.root), *([disk(Path(own))] if own else []), *_docker_disk(engine)],
+        "disks": [disk(home.root), *place, *_docker_disk(engine)],
         "listeners": listeners(),
         "desired": desired,
         "blobs": _names(home.blobs),
@@ -100,20 +99,29 @@ def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _checkpoint(home: Home, own: str | None) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The share, and the checkpoint as this node reads it: through the share, or its ``own``. Never hangs."""
+def _checkpoint(
+    home: Home, own: str | None
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None, list[dict[str, Any]]]:
+    """The share; the checkpoint as this node reads it, through the share or its ``own``; the own one's disk.
+
+    Never hangs: an own one may lie on a server, too.
+    """
     shared = share.facts(home)
     path = Path(own) if own else home.checkpoint if shared and not shared.get("problem") else None
     if path is None:
-        return shared, None
+        return shared, None, []
+
+    def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        return checkpoint.facts(path), [disk(path)] if own else []
+
     key = ("checkpoint", str(path), client.mount_id(home) if path == home.checkpoint else "")
     try:
-        return shared, bounded(key, partial(checkpoint.facts, path), CHECKPOINT_TIMEOUT_S)
+        return shared, *bounded(key, read, CHECKPOINT_TIMEOUT_S)
     except HungError:
         why = f"its files are not read within {CHECKPOINT_TIMEOUT_S:.0f} s"
         if own or shared is None:
-            return shared, {"path": str(path), "problems": [f"{path}: {why}"]}
-        return {**shared, "problem": why}, None
+            return shared, {"path": str(path), "problems": [f"{path}: {why}"]}, []
+        return {**shared, "problem": why}, None, []
 
 
 def hardware(home: Home, wanted: Any = True, *, sudo: bool = False) -> dict[str, Any]:
