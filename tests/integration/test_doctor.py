@@ -15,7 +15,7 @@ from orchestrator.model.hardware import Hardware
 from orchestrator.remote.bundle import agent
 from orchestrator.remote.node import Ask, Reply, reply
 from orchestrator.remote.nodes import nodes
-from tests.integration.yard.session import Yard as TestYard
+from tests.integration.yard.session import Yard as RealYard
 
 DEVICE = "enp1s0f0np0"
 REVERT_S = 3.0
@@ -23,7 +23,7 @@ PYTHON = "/usr/bin/python3"
 AS_NOBODY = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups")
 
 
-def ask(made: TestYard, *requests: tuple[str, dict[str, object]]) -> list[Reply]:
+def ask(made: RealYard, *requests: tuple[str, dict[str, object]]) -> list[Reply]:
     """Ask spark-1 over SSH, then end the connection and with it the agent."""
 
     async def work() -> list[Reply]:
@@ -41,7 +41,7 @@ def ask(made: TestYard, *requests: tuple[str, dict[str, object]]) -> list[Reply]
     return asyncio.run(work())
 
 
-def mtu(made: TestYard, device: str = DEVICE) -> int:
+def mtu(made: RealYard, device: str = DEVICE) -> int:
     return int(made.run("spark-1", "cat", f"/sys/class/net/{device}/mtu"))
 
 
@@ -49,7 +49,7 @@ def repair(device: str, size: int) -> tuple[str, dict[str, object]]:
     return "repair", {"kind": "mtu", "args": {"device": device, "mtu": size}, "revert_s": REVERT_S}
 
 
-def test_a_wrong_mtu_reverts_itself_when_nobody_confirms(openssh: TestYard) -> None:
+def test_a_wrong_mtu_reverts_itself_when_nobody_confirms(openssh: RealYard) -> None:
     before = mtu(openssh)
     answer = ask(openssh, repair(DEVICE, 1400))[0]
     assert answer.failure is None, answer.failure
@@ -61,7 +61,7 @@ def test_a_wrong_mtu_reverts_itself_when_nobody_confirms(openssh: TestYard) -> N
     assert mtu(openssh) == before
 
 
-def test_a_confirmed_repair_stays(openssh: TestYard) -> None:
+def test_a_confirmed_repair_stays(openssh: RealYard) -> None:
     before = mtu(openssh)
     answers = ask(openssh, repair(DEVICE, 4200), ("confirm_repair", {}))
     assert [answer.failure for answer in answers] == [None, None]
@@ -70,14 +70,14 @@ def test_a_confirmed_repair_stays(openssh: TestYard) -> None:
     openssh.run("spark-1", "ip", "link", "set", "dev", DEVICE, "mtu", str(before))
 
 
-def test_the_interface_of_the_connection_is_never_touched(openssh: TestYard) -> None:
+def test_the_interface_of_the_connection_is_never_touched(openssh: RealYard) -> None:
     answer = ask(openssh, repair("enP7s7", 1400))[0]
     assert answer.failure is not None
     assert "never touched" in answer.failure.message
     assert mtu(openssh, "enP7s7") != 1400
 
 
-def test_what_needs_root_is_unknown_with_the_right_named(yard2: TestYard) -> None:
+def test_what_needs_root_is_unknown_with_the_right_named(yard2: RealYard) -> None:
     place = yard2.disk("spark-1") / "agent.pyz"
     place.write_bytes(agent()[1])
     place.chmod(0o644)
@@ -99,7 +99,7 @@ def test_what_needs_root_is_unknown_with_the_right_named(yard2: TestYard) -> Non
     yard2.run("spark-1", "rm", "-rf", "/tmp/r")
 
 
-def test_a_hung_tool_costs_its_own_fact_only(openssh: TestYard) -> None:
+def test_a_hung_tool_costs_its_own_fact_only(openssh: RealYard) -> None:
     """nvidia-smi never answers: all other facts of the node are there, within the bound."""
     tool = "/usr/local/sbin/nvidia-smi"
     openssh.run(
