@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 Value = TypeVar("Value")
 
@@ -17,21 +19,25 @@ class HungError(Exception):
     """No answer within the bound."""
 
 
+@dataclass(frozen=True)
 class _Reading:
-    """A read in a thread of its own, which nobody has to wait for."""
+    """A read in a thread of its own, which nobody has to wait for: not even the end of the program."""
 
-    def __init__(self, work: Callable[[], object]) -> None:
-        self.began = time.monotonic()
-        self.value: object = None
-        self.error: Exception | None = None
-        self.thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self.thread.start()
+    began: float
+    answer: Future[Any]
 
-    def _run(self, work: Callable[[], object]) -> None:
+
+def _start(work: Callable[[], object]) -> _Reading:
+    answer: Future[Any] = Future()
+
+    def run() -> None:
         try:
-            self.value = work()
+            answer.set_result(work())
         except Exception as error:  # raised again where it is waited for
-            self.error = error
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return _Reading(time.monotonic(), answer)
 
 
 def bounded(key: tuple[str, ...], work: Callable[[], Value], timeout_s: float) -> Value:
@@ -46,14 +52,13 @@ def bounded(key: tuple[str, ...], work: Callable[[], Value], timeout_s: float) -
     """
     with _lock:
         reading = _in_work.get(key)
-        if reading is None or not reading.thread.is_alive():
-            reading = _in_work[key] = _Reading(work)
-    reading.thread.join(max(0.0, reading.began + timeout_s - time.monotonic()))
-    if reading.thread.is_alive():
+        if reading is None or reading.answer.done():
+            reading = _in_work[key] = _start(work)
+    wait([reading.answer], max(0.0, reading.began + timeout_s - time.monotonic()))
+    if not reading.answer.done():
         raise HungError
     with _lock:
         if _in_work.get(key) is reading:
             del _in_work[key]
-    if reading.error is not None:
-        raise reading.error
-    return reading.value  # type: ignore[return-value]  # what ``work`` gave
+    found: Value = reading.answer.result()
+    return found

@@ -54,7 +54,7 @@ _SLICES: dict[tuple[str, int, int, int], tuple[str, dict[str, int]]] = {}
 
 
 def facts(home: Home, args: dict[str, Any]) -> dict[str, Any]:
-    """One consistent reading, without hardware."""
+    """One consistent reading; of the hardware what ``args`` asks for."""
     desired = read_json(home.desired)
     own = args.get("checkpoint")
     # Beside the rest: a share whose server is gone takes its whole bound.
@@ -114,14 +114,14 @@ def _checkpoint(
     def read() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         return checkpoint.facts(path), [disk(path)] if own else []
 
-    key = ("checkpoint", str(path), client.mount_id(home) if path == home.checkpoint else "")
     try:
+        key = ("checkpoint", str(path), client.mount_id(home))
         return shared, *bounded(key, read, CHECKPOINT_TIMEOUT_S)
     except HungError:
         why = f"its files are not read within {CHECKPOINT_TIMEOUT_S:.0f} s"
-        if own or shared is None:
+        if own:
             return shared, {"path": str(path), "problems": [f"{path}: {why}"]}, []
-        return {**shared, "problem": why}, None, []
+        return {**(shared or {}), "problem": why}, None, []
 
 
 def hardware(home: Home, wanted: Any = True, *, sudo: bool = False) -> dict[str, Any]:

@@ -55,13 +55,9 @@ def problem(home: Home) -> str:
 
 
 def mount_id(home: Home) -> str:
-    """Which mount it is: what hangs in one that was replaced says nothing of the one that is there (proc(5))."""
-    point = str(mount_point(home))
-    rows = [
-        row.split()
-        for row in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    ]
-    return next((row[0] for row in reversed(rows) if row[4] == point), "")
+    """Which mount it is: what hangs in one that was replaced says nothing of the one that is there."""
+    rows = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace")
+    return text.mount_id(rows, str(mount_point(home)))
 
 
 def attach(home: Home, server: str, root: str, options: str, *, again: bool = False) -> list[str]:

@@ -105,6 +105,12 @@ def at(mounts: Sequence[Mount], point: str) -> Mount | None:
     return next((mount for mount in reversed(mounts) if mount.point == point), None)
 
 
+def mount_id(mountinfo: str, point: str) -> str:
+    """Id of what is mounted at ``point``, from /proc/self/mountinfo (proc(5)); empty when nothing is."""
+    rows = [fields for line in mountinfo.split("\n") if len(fields := line.split(" ")) >= 5]
+    return next((fields[0] for fields in reversed(rows) if _plain(fields[4]) == point), "")
+
+
 def fallbacks(asked: Mapping[str, str], mount: Mount, server: str) -> list[str]:
     """What the mount became without a word, against what was asked for.
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -106,6 +107,10 @@ class Fleet:
     def titles(self, answer: Answer) -> list[str]:
         """Titles of the stages that ran."""
         return [str(stage["title"]) for stage in answer.data["stages"]]
+
+    def steps(self, answer: Answer) -> list[dict[str, Any]]:
+        """What a verb did, over all of its stages."""
+        return [step for stage in answer.data["stages"] for step in stage["steps"]]
 
 
 def make(yard: Yard) -> Fleet:

@@ -166,7 +166,7 @@ def test_a_node_that_was_made_again_gets_only_what_it_lost(fleet: Fleet) -> None
     answer = fleet.do("share")
     assert answer.exit_code == 0, answer.data["failures"]
     assert fleet.titles(answer)[0] == "reach the checkpoint"
-    assert {step["node"] for stage in answer.data["stages"] for step in stage["steps"]} == {"spark-3"}
+    assert {step["node"] for step in fleet.steps(answer)} == {"spark-3"}
     assert fleet.titles(fleet.do("pack")) == []
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.verbs import Answer
 from tests.integration.fleet import Fleet
 from tests.integration.yard import wire
 
@@ -48,21 +47,20 @@ def named(fleet: Fleet, before: dict[str, dict[str, Any]], check: str, *words: s
     return any(one["check"] == check and all(word in json.dumps(one) for word in words) for one in new)
 
 
-def steps(answer: Answer) -> list[dict[str, Any]]:
-    """What a verb did, over all of its stages."""
-    return [step for stage in answer.data["stages"] for step in stage["steps"]]
-
-
 def planned(fleet: Fleet) -> list[str]:
     """What `build` and `share` still find to do, and why."""
-    return [f"{step['node']}: {step['why']}" for verb in ("build", "share") for step in steps(fleet.do(verb))]
+    return [
+        f"{step['node']}: {step['why']}"
+        for verb in ("build", "share")
+        for step in fleet.steps(fleet.do(verb))
+    ]
 
 
 def touched(fleet: Fleet, verb: str) -> set[str]:
     """Nodes that the verb did something on."""
     answer = fleet.do(verb)
     assert answer.exit_code == 0, answer.data["failures"]
-    return {step["node"] for step in steps(answer)}
+    return {step["node"] for step in fleet.steps(answer)}
 
 
 def server(fleet: Fleet, name: str) -> str:

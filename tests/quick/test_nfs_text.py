@@ -99,3 +99,13 @@ def test_each_silent_fallback_is_named(was: str, became: str, words: str) -> Non
 
 def test_a_mount_that_is_no_nfs_says_that_it_can_not_be_read_back() -> None:
     assert "cannot be read back" in text.fallbacks(ASKED, _mount("ro", "fuse.nfs"), "10.0.0.1")[0]
+
+
+def test_a_mount_is_known_by_the_id_of_the_last_one_at_its_place() -> None:
+    mountinfo = (
+        "30 23 0:26 / /srv/a\\040b rw - nfs4 s:/x rw\n"
+        "31 23 0:27 / /srv/other rw - nfs4 s:/y rw\n"
+        "44 23 0:28 / /srv/a\\040b rw - nfs4 s:/x rw\n"
+    )
+    assert text.mount_id(mountinfo, "/srv/a b") == "44"
+    assert text.mount_id(mountinfo, "/srv") == ""
